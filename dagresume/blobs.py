@@ -1,0 +1,128 @@
+"""Big outputs as files beside the database: `<database>.blobs/<run>/<sha256 of the text>`.
+
+A file is durable before its name is given away, and is checked when it is read. Files are never shared
+between runs, so that a run's folder can go once its rows have gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from dagresume.errors import StoreError, StoreFull, StoreReadOnly
+
+__all__ = ["BlobLost", "BlobStore"]
+
+_PLAIN: Final = re.compile(r"[0-9a-z][0-9a-z-]{0,79}")
+_NAME: Final = re.compile(r"[0-9a-f]{64}")
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_READ_ONLY: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR})
+
+
+class BlobLost(Exception):
+    """A file is gone or altered; the message completes the sentence "the stored output of … "."""
+
+
+class BlobStore:
+    """Text files of runs below one folder. Everything here blocks: call it in a thread."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+
+    def write(self, run_id: str, text: str) -> str:
+        """Give the name under which this text is durable when this returns.
+
+        The same text has the same name; it is written again, which mends a file that was altered.
+        """
+        content = text.encode()
+        name = hashlib.sha256(content).hexdigest()
+        folder = self._of(run_id)
+        with _explained(folder):
+            self._make(folder)
+            _replace(folder / name, content)
+        return name
+
+    def read(self, run_id: str, name: str) -> str:
+        """Give the text back; BlobLost if its file is gone or holds something else."""
+        if not _NAME.fullmatch(name):
+            raise BlobLost(f"has no valid file name ({name!r})")
+        path = self._of(run_id) / name
+        try:
+            content = path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            raise BlobLost(f"is gone: there is no file {path}") from None
+        except OSError as error:
+            raise BlobLost(f"cannot be read: {error}") from error
+        if hashlib.sha256(content).hexdigest() != name:
+            raise BlobLost(f"was altered: the checksum of {path} is another")
+        return content.decode()
+
+    def remove_run(self, run_id: str) -> None:
+        """Remove all files of a run; it may have none."""
+        folder = self._of(run_id)
+        with _explained(folder), contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(folder)
+
+    def _of(self, run_id: str) -> Path:
+        """Give a run's folder: its id, or where that is no safe file name, a readable rest and a digest."""
+        if _PLAIN.fullmatch(run_id):
+            return self.folder / run_id
+        digest = hashlib.sha256(run_id.encode(errors="surrogatepass")).hexdigest()
+        rest = re.sub(r"[^0-9a-z]+", "-", run_id.lower())[:40].strip("-")
+        return self.folder / f"{rest}~{digest[:32]}"
+
+    def _make(self, folder: Path) -> None:
+        for place in (self.folder, folder):
+            try:
+                place.mkdir(mode=0o700)
+            except FileExistsError:
+                continue
+            _sync_folder(place.parent)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file so that after a crash it is there as a whole or not at all."""
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable, where the system can (Windows cannot open one)."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        problem = error.strerror or str(error)
+        if error.errno in _FULL:
+            raise StoreFull(str(folder), problem) from error
+        if error.errno in _READ_ONLY:
+            raise StoreReadOnly(str(folder), problem) from error
+        raise StoreError(f"{folder}: {problem}") from error

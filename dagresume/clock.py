@@ -1,0 +1,45 @@
+"""Time as the engine sees it: one place to ask, so that tests can turn it."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+import anyio
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Clock(Protocol):
+    """What the engine needs of time; `dagresume.testing.FakeClock` is the other implementation."""
+
+    def now(self) -> int:
+        """Give the wall clock in microseconds UTC since 1970; for what is stored."""
+
+    def monotonic(self) -> float:
+        """Give seconds that never run backwards; for what is measured."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after `seconds`."""
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    @staticmethod
+    def now() -> int:
+        return time.time_ns() // 1000
+
+    @staticmethod
+    def monotonic() -> float:
+        return time.monotonic()
+
+    @staticmethod
+    async def sleep(seconds: float) -> None:
+        await anyio.sleep(seconds)
+
+
+def to_datetime(microseconds: int) -> datetime:
+    """Give the aware UTC datetime of a stored time."""
+    return _EPOCH + timedelta(microseconds=microseconds)

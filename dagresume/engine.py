@@ -1,0 +1,1205 @@
+"""The front door: an engine on a store, and what can be asked of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import signal
+import threading
+import uuid
+from array import array
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Literal, TypeVar
+
+import anyio
+
+from dagresume import codec
+from dagresume.blobs import BlobLost, BlobStore
+from dagresume.clock import Clock, SystemClock, to_datetime
+from dagresume.definition import code_hashes, describe, differences, identity
+from dagresume.errors import (
+    AlreadyRunning,
+    CheckpointLost,
+    DagresumeError,
+    DefinitionError,
+    EngineClosed,
+    InputsChanged,
+    OwnershipError,
+    RunCancelled,
+    RunFailed,
+    RunInterrupted,
+    RunLocked,
+    RunNotFound,
+    StoreError,
+    UncertainNode,
+    UnknownDependency,
+    VersionMismatch,
+    WorkflowNotRegistered,
+)
+from dagresume.events import (
+    CANCEL_REQUESTED,
+    COMPLETED,
+    FAILED,
+    INTERRUPTED,
+    RESET,
+    RUN_CANCELLED,
+    RUN_CLAIMED,
+    RUN_CREATED,
+    RUN_FAILED,
+    RUN_INTERRUPTED,
+    WAITING,
+    Event,
+    NodeStatus,
+    Record,
+    RunStatus,
+    Snapshot,
+    node_record,
+    run_record,
+    segments,
+    status_of,
+)
+from dagresume.executor import Executor, LoopExecutor, ProcessExecutor, ThreadExecutor
+from dagresume.journal import Journal
+from dagresume.lease import Lease
+from dagresume.observe import failure_of
+from dagresume.planner import Decision, Vertex, plan, uncertain_paths, vertices
+from dagresume.policy import ItemFailure, Limit, NodeFailure
+from dagresume.pool import Pool
+from dagresume.results import Cell, Lazily, Outputs, RunResult, Stats, Stored
+from dagresume.scheduler import MOVED, Run, Services, start_ready
+from dagresume.sessions import this_session
+from dagresume.sqlite import SQLiteStore
+from dagresume.store import (
+    Claim,
+    Committed,
+    Definition,
+    Holder,
+    Inbox,
+    Loaded,
+    MemoryStore,
+    NewRun,
+    Outcome,
+    Refused,
+    RunRow,
+    Store,
+    StoreFailed,
+    Unit,
+)
+from dagresume.workflow import Graph, Workflow
+
+__all__ = ["Engine", "NodeInfo", "RunHandle", "RunInfo", "run_sync"]
+
+T = TypeVar("T")
+Wait = Literal["timers", "all", "none"]
+POLL: Final = 0.25  # seconds between two looks for letters from other processes
+
+
+class Program:
+    """A workflow as one engine runs it: checked, numbered, described; made once for each state of its declaration."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.rules: tuple[Vertex, ...] = vertices(graph)
+        self.by_id = {vertex.id: vertex for vertex in self.rules}
+        self.definition: Definition = describe(graph)
+        self.codes = code_hashes(graph)
+        self.input_types = {name: codec.types_of(*hints) for name, hints in graph.inputs.items()}
+
+    def pack_inputs(self, inputs: Mapping[str, Any]) -> dict[str, tuple[str, bytes]]:
+        """Give each run input packed in canonical form, with its digest."""
+        packed = {}
+        for name in sorted(inputs):
+            text = codec.canonical(inputs[name], self.input_types.get(name, codec.EMPTY))
+            packed[name] = (text, codec.digest(text))
+        return packed
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """The state of one path: `status`, why (`reason`), how often it was tried, when that changed, how long it took."""
+
+    path: str
+    status: NodeStatus
+    reason: str | None = None
+    attempt: int = 0
+    at: datetime | None = None
+    seconds: float | None = None
+    failure: NodeFailure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """A run as the store has it. `nodes` (path → NodeInfo) only from `Engine.get`. Times are aware UTC datetimes."""
+
+    run_id: str
+    workflow: str
+    version: str
+    key: str | None
+    status: RunStatus
+    reason: str | None
+    created_at: datetime
+    updated_at: datetime
+    finished_at: datetime | None
+    owner: str | None
+    source: str
+    nodes: Mapping[str, NodeInfo] = field(default_factory=dict, repr=False)
+    failures: Mapping[str, NodeFailure] = field(default_factory=dict, repr=False)
+
+
+class RunHandle:
+    """A run that was started: `run_id`, `await result()`, `await cancel()`."""
+
+    def __init__(self, engine: Engine, run_id: str, task: asyncio.Task[RunResult]) -> None:
+        self._engine, self.run_id, self._task = engine, run_id, task
+
+    def __repr__(self) -> str:
+        return f"<run {self.run_id}{' (ended)' if self._task.done() else ''}>"
+
+    @property
+    def done(self) -> bool:
+        """Whether the run has come to an end or a rest."""
+        return self._task.done()
+
+    async def result(self, *, raise_on_failure: bool = True) -> RunResult:
+        """Wait for the run and give its result; raises as `Engine.run` does. A cancelled caller leaves the run alone."""
+        await asyncio.wait([self._task])
+        result = self._task.result()
+        if raise_on_failure:
+            _raise_if_bad(result)
+        return result
+
+    async def cancel(self, by: str = "") -> None:
+        """Cancel the run."""
+        await self._engine.cancel(self.run_id, by)
+
+
+class Engine:
+    """Runs workflows on one store.
+
+    `url`: a path or `sqlite:///path` (made if it is not there), or `":memory:"`. `workflows`: those that stored runs may
+    be of. `limits`: what nodes name with `limit=`. `concurrency`: attempts alive at once, over all runs. `synchronous`:
+    "full" survives power loss, "normal" the death of the process. Outputs over `spill_bytes` go to files beside the
+    database. `grace_seconds`: what bodies under way are given when the engine is left. `fail_fast`: the first failure
+    cancels the other branches. `debug`: notice nodes that change what they share.
+
+    Use it as an async context manager.
+    """
+
+    def __init__(
+        self,
+        url: str | Path = "dagresume.db",
+        *,
+        workflows: Sequence[Workflow] = (),
+        limits: Mapping[str, Limit] | None = None,
+        concurrency: int = 64,
+        synchronous: Literal["full", "normal"] = "full",
+        spill_bytes: int = 65536,
+        lease_seconds: float = 30.0,
+        grace_seconds: float = 10.0,
+        fail_fast: bool = False,
+        wake: bool = False,
+        adopt: bool = False,
+        debug: bool = False,
+        clock: Clock | None = None,
+        store: Store | None = None,
+    ) -> None:
+        if concurrency < 1:
+            raise DefinitionError(f"Engine(concurrency={concurrency!r}): give a whole number from 1 upwards.")
+        self._clock = clock or SystemClock()
+        self._store: Store = store or _store(str(url), synchronous, adopt, self._clock)
+        self._blobs = BlobStore(Path(self._store.name + ".blobs")) if self._store.persistent else None
+        self._limits, self._concurrency = dict(limits or {}), concurrency
+        self._lease_seconds, self._grace, self._fail_fast, self._debug = (
+            lease_seconds,
+            grace_seconds,
+            fail_fast,
+            debug,
+        )
+        self._spill_bytes = spill_bytes
+        self._registered: dict[tuple[str, str], Workflow] = {}
+        self._programs: dict[int, Program] = {}
+        self._executors: dict[str, Executor] = {}
+        self._runs: dict[str, Run] = {}
+        self._tasks: set[asyncio.Task[RunResult]] = set()
+        self._session = 0
+        self._open = False
+        self._letters_after = 0
+        for workflow in workflows:
+            self.register(workflow)
+
+    def __repr__(self) -> str:
+        return f"Engine({self._store.name!r}{'' if self._open else ', closed'})"
+
+    # -- opening and closing --------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Engine:
+        if self._open:
+            raise DagresumeError(f"{self!r} is open already; make a second Engine for a second block.")
+        lease = round(self._lease_seconds * 1e6)
+        session = this_session(self._clock.now(), lease)
+        self._session = await self._store.open(session)
+        self._journal = Journal(self._store, self._clock, lambda: start_ready(self._pool))
+        self._pool = Pool(
+            self._concurrency,
+            self._limits,
+            self._clock,
+            full=lambda: self._journal.full,
+            wake=lambda: asyncio.get_running_loop().call_soon(start_ready, self._pool) and None,
+        )
+        self._services = Services(
+            journal=self._journal,
+            pool=self._pool,
+            clock=self._clock,
+            executor=self._executor,
+            fetch=self._fetch,
+            spill=self._spill,
+            spill_bytes=self._spill_bytes if self._blobs else None,
+            fail_fast=self._fail_fast,
+            grace=self._grace,
+            debug=self._debug,
+        )
+        self._writer = asyncio.create_task(self._journal.write(), name="dagresume journal")
+        self._reader = asyncio.create_task(self._read_letters(), name="dagresume letters")
+        self._lease = Lease(self._store, self._clock, self._lease_seconds)
+        self._open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await _unbroken(self._close())
+
+    async def _close(self) -> None:
+        """Leave: no new body, grace for those under way, then `interrupted`; what was returned is written."""
+        if not self._open:
+            return
+        self._open = False
+        for run in list(self._runs.values()):
+            run.stop(RUN_INTERRUPTED, "shutdown", grace=self._grace)
+        for run in list(self._runs.values()):
+            await self._until_ended(run)
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._reader.cancel()
+        await asyncio.wait([self._reader])
+        self._journal.close()
+        await asyncio.wait([self._writer])
+        self._pool.close()
+        self._lease.stop()
+        for executor in self._executors.values():
+            await executor.close()
+        await self._store.close()
+
+    def register(self, workflow: Workflow) -> None:
+        """Let stored runs of this workflow (name and version) be resumed by this engine."""
+        self._registered[workflow.name, workflow.version] = workflow
+
+    # -- running --------------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        wf: Workflow,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        key: str | None = None,
+        window: float | None = None,
+        fresh: bool = False,
+        wait: Wait = "timers",
+        raise_on_failure: bool = True,
+    ) -> RunResult:
+        """Run a workflow and give its result; with a `key`, start its run, resume it, or give what it completed with.
+
+        By the newest run of (workflow, key): none, cancelled or rolled back, or `fresh=True`: a new run. Alive:
+        AlreadyRunning. Failed, interrupted, waiting: it is resumed. Completed: its stored result, nothing executed, unless it
+        is older than `window` seconds. Raises RunFailed, RunCancelled, RunInterrupted unless `raise_on_failure=False`;
+        InputsChanged, VersionMismatch and UncertainNode where going on needs a person's word.
+        """
+        found = await self._begin(wf, inputs, key, window, fresh)
+        result = found if isinstance(found, RunResult) else await self._attend(found)
+        if raise_on_failure:
+            _raise_if_bad(result)
+        return result
+
+    async def start(
+        self,
+        wf: Workflow,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        key: str | None = None,
+        window: float | None = None,
+        fresh: bool = False,
+    ) -> RunHandle:
+        """Do as `run` does, but return as soon as the run is durable; it goes on in the background."""
+        found = await self._begin(wf, inputs, key, window, fresh)
+        if isinstance(found, RunResult):
+            run_id, work = found.run_id, _given(found)
+        else:
+            run_id, work = found.run_id, self._attend(found)
+        task = asyncio.create_task(work, name=f"dagresume run {run_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(_seen)
+        return RunHandle(self, run_id, task)
+
+    async def resume(
+        self,
+        run_id: str,
+        *,
+        force: bool = False,
+        budget: Any = None,
+        wait: Wait = "timers",
+        raise_on_failure: bool = True,
+    ) -> RunResult:
+        """Run what is missing of a run: failed, cut-off and never-started paths, and what lies below them.
+
+        `force`: take the present definition although it is not the one the run was started with. Raises UncertainNode,
+        VersionMismatch, RunLocked, WorkflowNotRegistered where that needs a person's word. A completed run gives its stored
+        result; a cancelled one raises RunCancelled.
+        """
+        return await self._go_on(run_id, force=force, raise_on_failure=raise_on_failure)
+
+    async def retry(
+        self,
+        run_id: str,
+        from_node: str | Callable[..., Any] | None = None,
+        *,
+        force: bool = False,
+        wait: Wait = "timers",
+        raise_on_failure: bool = True,
+    ) -> RunResult:
+        """Run again, on a person's word, with a fresh retry budget.
+
+        Without `from_node`: everything failed, interrupted, uncertain or held. With it: that path and all its descendants,
+        non-idempotent ones too; what encloses it is evaluated again. Reopens a completed or cancelled run.
+        """
+        asked = "" if from_node is None else from_node if isinstance(from_node, str) else from_node.__name__
+        return await self._go_on(run_id, force=force, retry=asked, raise_on_failure=raise_on_failure)
+
+    # -- asking ---------------------------------------------------------------------------------------
+
+    async def plan(self, run_id: str, *, items: bool = False) -> list[Decision]:
+        """Give what a resume would do with each path, and why; executes and changes nothing."""
+        loaded = await self._load(run_id)
+        program = self._program_of(loaded)
+        snapshot = Snapshot(loaded.records)
+        inputs = await self._inputs(loaded, snapshot)
+        digests = {name: digest for name, (_, digest) in inputs.items()}
+        return plan(program.rules, snapshot, digests, items=items)
+
+    async def get(self, run_id: str) -> RunInfo:
+        """Give a run with the state of each of its paths; needs no code."""
+        loaded = await self._load(run_id)
+        return _info(loaded.row, loaded.holder, loaded)
+
+    async def runs(
+        self,
+        *,
+        workflow: str | None = None,
+        status: str | Sequence[str] | None = None,
+        key: str | None = None,
+        limit: int = 100,
+        before: str | None = None,
+    ) -> list[RunInfo]:
+        """Give the newest runs that match; `before`: those older than this run id."""
+        self._check_open()
+        wanted = _statuses(status)
+        older = None if before is None else (await self._load(before)).row.run
+        found = await self._store.find(
+            workflow=workflow, key=key, status=_stored_as(wanted), before=older, limit=limit
+        )
+        infos = [_info(row, holder) for row, holder in found]
+        return infos if wanted is None else [info for info in infos if info.status in wanted]
+
+    async def result(self, run_id: str) -> RunResult:
+        """Give the result of a stored run; executes nothing."""
+        loaded = await self._load(run_id)
+        run = self._runs.get(run_id)
+        if run is not None and not run.ended.done():
+            raise RunLocked(run_id, "this process")
+        return self._stored_result(loaded)
+
+    async def events(
+        self, run_id: str | None = None, *, after: int = 0, follow: bool = False
+    ) -> AsyncIterator[Event]:
+        """Give the events of a run, or of all, in order; with `follow` go on with those to come."""
+        self._check_open()
+        if run_id is not None:
+            await self._load(run_id)
+        while True:
+            page = await self._store.tail(after, run_id=run_id)
+            for of, record in page:
+                after = record.seq or after
+                yield Event.of(of, record)
+            if not page and not follow:
+                return
+            if not page:
+                await anyio.sleep(POLL)
+
+    async def cancel(self, run_id: str, by: str = "") -> None:
+        """Cancel a run: at once if this engine drives it or nobody does, else by a letter to its owner."""
+        self._check_open()
+        run = self._runs.get(run_id)
+        if run is not None and not run.ended.done():
+            run.stop(RUN_CANCELLED, "cancelled", by)
+            await self._until_ended(run)
+            return
+        loaded = await self._load(run_id)
+        if RunStatus(loaded.row.status).final:
+            return
+        letter = run_record(CANCEL_REQUESTED, self._clock.now(), None, by=by)
+        if loaded.holder is not None and loaded.holder.alive:
+            await self._write(Unit(Inbox(loaded.row.run), [letter]))
+            return
+        ended = run_record(RUN_CANCELLED, self._clock.now(), "cancelled", by=by)
+        outcome = await self._journal.commit(
+            Unit(Claim(loaded.row.run, self._session, _last(loaded)), [letter, ended])
+        )
+        if isinstance(outcome, Refused):
+            await self.cancel(run_id, by)  # somebody was quicker: look again
+        elif not isinstance(outcome, Committed):
+            raise _store_error(outcome)
+
+    # -- beginning a run ------------------------------------------------------------------------------
+
+    async def _begin(
+        self,
+        wf: Workflow,
+        inputs: Mapping[str, Any] | None,
+        key: str | None,
+        window: float | None,
+        fresh: bool,
+    ) -> Run | RunResult:
+        self._check_open()
+        program = self._program(wf)
+        self.register(wf)
+        packed = program.pack_inputs(program.graph.check_inputs(inputs))
+        while True:
+            newest = None
+            if key is not None:
+                found = await self._store.find(workflow=wf.name, key=key, limit=1)
+                newest = found[0] if found else None
+            if newest is None or fresh or self._is_free(newest[0], window):
+                run = await self._create(program, packed, key, newest[0].run if newest else None)
+            else:
+                run = await self._take_up(program, packed, *newest)
+            if run is not None:
+                return run
+
+    def _is_free(self, row: RunRow, window: float | None) -> bool:
+        """Say whether the key of this run is free for a new one."""
+        status = RunStatus(row.status)
+        if status is RunStatus.COMPLETED:
+            age = (self._clock.now() - (row.finished_at or row.updated_at)) / 1e6
+            return window is not None and age > window
+        return status.final
+
+    async def _create(
+        self, program: Program, packed: Mapping[str, tuple[str, bytes]], key: str | None, saw: int | None
+    ) -> Run | None:
+        run_id = _uuid7(self._clock.now())
+        text = "{" + ",".join(f"{codec.pack(name)}:{value}" for name, (value, _) in packed.items()) + "}"
+        facts: dict[str, Any] = {"codes": _compact(program.codes)}
+        digest = codec.digest(text)
+        if self._blobs is not None and len(text) > self._spill_bytes:
+            facts["inputs_blob"] = await self._spill(run_id, text)
+            text = "{}"
+        run = self._make(program, run_id, Snapshot(), packed)
+        guard = NewRun(
+            run_id,
+            program.graph.workflow,
+            program.graph.version,
+            key,
+            saw,
+            self._session,
+            "manual",
+            text,
+            digest,
+        )
+        created = run_record(RUN_CREATED, self._clock.now(), None, **facts)
+        outcome = await self._open_run(run, guard, [created], program.definition)
+        if isinstance(outcome, Refused):
+            return None  # somebody started a run with this key meanwhile: look again
+        return run
+
+    async def _take_up(
+        self, program: Program, packed: Mapping[str, tuple[str, bytes]], row: RunRow, holder: Holder | None
+    ) -> Run | RunResult | None:
+        """Go on with the newest run of a key, or give what it completed with."""
+        if row.run_id in self._runs or (holder is not None and holder.alive):
+            raise AlreadyRunning(
+                row.run_id, str(holder), None if holder is None else to_datetime(holder.started_at)
+            )
+        loaded = await self._load(row.run_id)
+        snapshot = Snapshot(loaded.records)
+        stored = await self._inputs(loaded, snapshot)
+        if row.inputs_digest != _inputs_digest(packed):
+            names = [n for n in {**stored, **packed} if stored.get(n, (0, 0))[1] != packed.get(n, (0, 0))[1]]
+            raise InputsChanged(row.workflow, row.key or "", row.run_id, names)
+        if row.status == RunStatus.COMPLETED:
+            return self._stored_result(loaded)
+        self._check_definition(loaded, program, force=False)
+        return await self._claim(loaded, program, snapshot, stored, None)
+
+    async def _go_on(
+        self, run_id: str, *, force: bool = False, retry: str | None = None, raise_on_failure: bool = True
+    ) -> RunResult:
+        run: Run | None = None
+        while run is None:
+            loaded = await self._load(run_id)
+            if run_id in self._runs or (loaded.holder is not None and loaded.holder.alive):
+                since = None if loaded.holder is None else to_datetime(loaded.holder.started_at)
+                raise RunLocked(run_id, str(loaded.holder or "this process"), since)
+            snapshot = Snapshot(loaded.records)
+            if loaded.row.status == RunStatus.COMPLETED and not retry:
+                return self._stored_result(loaded)
+            if loaded.row.status == RunStatus.CANCELLED and retry is None:
+                raise RunCancelled(run_id, snapshot.cancel_by or "")
+            program = self._program_of(loaded, force=force)
+            changed = self._check_definition(loaded, program, force=force)
+            inputs = await self._inputs(loaded, snapshot)
+            run = await self._claim(loaded, program, snapshot, inputs, retry, changed)
+        result = await self._attend(run)
+        if raise_on_failure:
+            _raise_if_bad(result)
+        return result
+
+    async def _claim(
+        self,
+        loaded: Loaded,
+        program: Program,
+        snapshot: Snapshot,
+        inputs: Mapping[str, tuple[str, bytes]],
+        retry: str | None,
+        changed: bool = False,
+    ) -> Run | None:
+        """Take a run over and decide all that can be decided, in one commit; None if it was written to meanwhile."""
+        run_id, now = loaded.row.run_id, self._clock.now()
+        if retry is None:
+            doubtful = uncertain_paths(program.by_id, snapshot)
+            if doubtful:
+                raise UncertainNode(run_id, doubtful)
+        facts: dict[str, Any] = {"by": "resume" if retry is None else "retry"}
+        if retry:
+            facts["from"] = retry
+        if _compact(program.codes) != snapshot.codes:
+            facts["codes"] = _compact(program.codes)
+        records = [run_record(RUN_CLAIMED, now, None, **facts)]
+        for path in _to_reset(program, snapshot, retry):
+            prior = snapshot.paths[path]
+            records.append(node_record(RESET, path, prior.attempt, now, "asked"))
+            snapshot.apply(records[-1])
+        run = self._make(program, run_id, snapshot, inputs)
+        guard = Claim(loaded.row.run, self._session, _last(loaded))
+        outcome = await self._open_run(run, guard, records, program.definition if changed else None)
+        if isinstance(outcome, Refused):
+            return self._refused(loaded, outcome)
+        return run
+
+    @staticmethod
+    def _refused(loaded: Loaded, refused: Refused) -> None:
+        """Raise what a refused claim means; return if looking again may help."""
+        since = None if refused.holder is None else to_datetime(refused.holder.started_at)
+        if refused.reason == "key_taken":
+            raise AlreadyRunning(refused.run_id or "", str(refused.holder or "a newer run of its key"), since)
+        if refused.reason == "locked":
+            raise RunLocked(loaded.row.run_id, str(refused.holder), since)
+
+    def _make(
+        self, program: Program, run_id: str, snapshot: Snapshot, inputs: Mapping[str, tuple[str, bytes]]
+    ) -> Run:
+        return Run(
+            self._services,
+            program.rules,
+            program.graph.sources,
+            run_id=run_id,
+            workflow=program.graph.workflow,
+            snapshot=snapshot,
+            inputs=inputs,
+            input_types=program.input_types,
+        )
+
+    async def _open_run(
+        self, run: Run, guard: NewRun | Claim, records: list[Record], definition: Definition | None
+    ) -> Committed | Refused:
+        """Write the unit that makes or claims a run; from then on it is ours to attend."""
+        self._runs[run.run_id] = run
+        try:
+            outcome = await _unbroken_future(run.open(guard, records, definition, self._session))
+        except asyncio.CancelledError:
+            run.stop(RUN_INTERRUPTED, "cancelled")
+            if run.owned.run:
+                await _unbroken(self._attended(run))
+            self._runs.pop(run.run_id, None)
+            raise
+        if isinstance(outcome, Committed):
+            return outcome
+        self._runs.pop(run.run_id, None)
+        if isinstance(outcome, Refused):
+            return outcome
+        raise _store_error(outcome)
+
+    # -- attending to it ------------------------------------------------------------------------------
+
+    async def _attend(self, run: Run) -> RunResult:
+        """Wait for the end of a run; if the caller is cancelled, the run is interrupted first."""
+        try:
+            await asyncio.shield(run.ended)
+        except asyncio.CancelledError:
+            run.stop(RUN_INTERRUPTED, "cancelled")
+            await _unbroken(self._attended(run))
+            raise
+        return await _unbroken(self._attended(run))
+
+    async def _attended(self, run: Run) -> RunResult:
+        await self._until_ended(run)
+        self._runs.pop(run.run_id, None)
+        if run.error is not None:
+            await self._last_words(run)
+            if isinstance(run.error, StoreError) and run.failures:
+                raise RunFailed(run.run_id, run.failures) from run.error
+            raise run.error
+        if run.lost:
+            raise run.lost[0]
+        return self._live_result(run)
+
+    async def _until_ended(self, run: Run) -> None:
+        """Wait for the end of a run; bodies that ignore their cancellation are left behind after the grace time."""
+        while not run.ended.done():
+            bound = None if run.stopping is None else self._grace + 1.0
+            await asyncio.wait([run.ended], timeout=bound if bound is not None else POLL)
+            if bound is not None and not run.ended.done():
+                run.leave_bodies()
+
+    async def _last_words(self, run: Run) -> None:
+        """The store failed the run: say so in it, if it can be written again."""
+        if isinstance(run.error, OwnershipError) or not run.owned.run:
+            return
+        now = self._clock.now()
+        records = []
+        for path, failure in run.failures.items():
+            vertex = run.rules[run.place(path)]
+            kind = FAILED if vertex.idempotent else INTERRUPTED  # its effect may have happened
+            facts = {"type": failure.type, "message": failure.message, "traceback": failure.traceback}
+            records.append(node_record(kind, path, failure.attempt, now, "not_stored", **facts))
+        records.append(run_record(RUN_FAILED if run.failures else RUN_INTERRUPTED, now, "not_stored"))
+        with contextlib.suppress(Exception):
+            await self._journal.commit(Unit(run.owned, records))
+
+    def _live_result(self, run: Run) -> RunResult:
+        prior = run.snapshot
+        waits, commits, began = run.waits, run.commits, run.began
+        types = {vertex.id: vertex.types for vertex in run.rules}
+        outputs = Outputs(run.cells(), types, run.status_at, partial(self._fetch_now, run.run_id))
+        executed = set(run.executed)
+
+        def reused() -> list[str]:
+            return [
+                path for path, record in prior.paths.items()
+                if record.kind == COMPLETED and path not in executed and not run.is_map(path)
+            ]  # fmt: skip
+
+        return RunResult(
+            run.run_id, run.workflow, run.status, run.reason, outputs, run.unhandled(), run.executed,
+            Lazily(reused), Stats(commits, self._clock.monotonic() - began, waits), run.ids,
+        )  # fmt: skip
+
+    def _stored_result(self, loaded: Loaded) -> RunResult:
+        """Give the result of a run from what is stored of it."""
+        snapshot = Snapshot(loaded.records)
+        graph = json.loads(loaded.graph)
+        known = self._registered.get((loaded.row.workflow, loaded.row.version))
+        types = {} if known is None else {v.id: v.types for v in self._program(known).rules}
+        cells: dict[str, Cell] = {}
+        for node in graph["nodes"]:
+            record = snapshot.paths.get(node["id"])
+            if record is not None and record.kind == COMPLETED and node.get("checkpoint", True):
+                cells[node["id"]] = _cell(snapshot, record, is_map=node["type"] == "map")
+        info = _info(loaded.row, loaded.holder, loaded)
+
+        def status(path: str) -> str | None:
+            found = info.nodes.get(path)
+            return None if found is None else found.status
+
+        maps = {node["id"] for node in graph["nodes"] if node["type"] == "map"}
+        reused = Lazily(
+            lambda: [p for p, r in snapshot.paths.items() if r.kind == COMPLETED and p not in maps]
+        )
+        return RunResult(
+            loaded.row.run_id,
+            loaded.row.workflow,
+            info.status,
+            info.reason,
+            Outputs(cells, types, status, partial(self._fetch_now, loaded.row.run_id)),
+            dict(info.failures),
+            [],
+            reused,
+            Stats(0, 0.0, array("d")),
+            {} if known is None else {id(node.fn): node.id for node in known.nodes.values()},
+        )
+
+    # -- what runs need -------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise EngineClosed
+
+    def _program(self, wf: Workflow) -> Program:
+        graph = wf.compiled
+        program = self._programs.get(id(graph))
+        if program is None:
+            program = self._programs[id(graph)] = Program(graph)  # keeps the graph, so its id stays taken
+        return program
+
+    def _program_of(self, loaded: Loaded, *, force: bool = False) -> Program:
+        """Give the code that a stored run means, or say what to register."""
+        row = loaded.row
+        wf = self._registered.get((row.workflow, row.version))
+        if wf is None:
+            others = [wf for (name, _), wf in self._registered.items() if name == row.workflow]
+            if not others:
+                raise WorkflowNotRegistered(row.run_id, row.workflow, row.version)
+            wf = others[-1]
+            if not force:
+                text = describe(wf.compiled).graph
+                raise VersionMismatch(row.run_id, row.workflow, differences(loaded.graph, text))
+        return self._program(wf)
+
+    @staticmethod
+    def _check_definition(loaded: Loaded, program: Program, *, force: bool) -> bool:
+        """Say whether the definition is another than the run's; VersionMismatch unless a person forces it."""
+        if loaded.graph == program.definition.graph or identity(loaded.graph) == program.definition.hash:
+            return False
+        if not force:
+            found = differences(loaded.graph, program.definition.graph)
+            raise VersionMismatch(loaded.row.run_id, loaded.row.workflow, found)
+        return True
+
+    def _executor(self, name: str) -> Executor:
+        found = self._executors.get(name)
+        if found is None:
+            found = self._executors[name] = _executor(name, self._concurrency)
+        return found
+
+    async def _load(self, run_id: str) -> Loaded:
+        self._check_open()
+        loaded = await self._store.load(run_id)
+        if loaded is None:
+            raise RunNotFound(run_id, self._store.name)
+        return loaded
+
+    async def _inputs(self, loaded: Loaded, snapshot: Snapshot) -> dict[str, tuple[str, bytes]]:
+        """Give a stored run's inputs, each packed as it was."""
+        text = loaded.row.inputs or "{}"
+        blob = loaded.records[0].facts.get("inputs_blob") if loaded.records else None
+        if blob is not None:
+            text = (await self._fetch(loaded.row.run_id, [Stored("its inputs", 0, b"", blob)]))[0]
+        return {name: (value, codec.digest(value)) for name, value in codec.members(text).items()}
+
+    async def _spill(self, run_id: str, text: str) -> str:
+        assert self._blobs is not None
+        return await anyio.to_thread.run_sync(self._blobs.write, run_id, text)
+
+    async def _fetch(self, run_id: str, cells: Sequence[Stored]) -> list[str]:
+        """Give packed outputs from the store and from blobs, their digests checked; CheckpointLost names the path."""
+        texts = await self._store.output([cell.seq for cell in cells if cell.blob is None])
+        if any(cell.blob is not None for cell in cells):
+            return await anyio.to_thread.run_sync(self._put_together, run_id, cells, texts)
+        return self._put_together(run_id, cells, texts)
+
+    def _fetch_now(self, run_id: str, cells: Sequence[Stored]) -> list[str]:
+        return self._put_together(
+            run_id, cells, self._store.output_now([cell.seq for cell in cells if cell.blob is None])
+        )
+
+    def _put_together(self, run_id: str, cells: Sequence[Stored], texts: Sequence[str | None]) -> list[str]:
+        rest = iter(texts)
+        found: list[str] = []
+        for cell in cells:
+            text = next(rest) if cell.blob is None else self._blob(run_id, cell)
+            if text is None:
+                raise CheckpointLost(run_id, cell.path, "is missing")
+            if cell.digest and codec.digest(text) != cell.digest:
+                raise CheckpointLost(run_id, cell.path, "was altered: its checksum does not match")
+            found.append(text)
+        return found
+
+    def _blob(self, run_id: str, cell: Stored) -> str:
+        assert self._blobs is not None
+        try:
+            return self._blobs.read(run_id, cell.blob or "")
+        except BlobLost as error:
+            raise CheckpointLost(run_id, cell.path, str(error)) from error
+
+    async def _write(self, unit: Unit) -> Committed:
+        outcome = await self._journal.commit(unit)
+        if isinstance(outcome, Committed):
+            return outcome
+        raise _store_error(outcome)
+
+    async def _read_letters(self) -> None:
+        """Look for letters that other processes wrote to runs of ours."""
+        seen = None
+        while True:
+            await asyncio.sleep(POLL)
+            if not self._runs:
+                continue
+            with contextlib.suppress(StoreError):  # said by whoever writes next
+                now = await self._store.changed()
+                if now != seen:
+                    await self._open_letters()
+                    seen = now
+
+    async def _open_letters(self) -> None:
+        for run_id, letter in await self._store.tail(self._letters_after, kinds=[CANCEL_REQUESTED]):
+            self._letters_after = letter.seq or self._letters_after
+            run = self._runs.get(run_id)
+            if run is not None and run.claimed_at and (letter.seq or 0) > run.claimed_at:
+                run.stop(RUN_CANCELLED, "cancelled", letter.facts.get("by", ""))
+
+
+# -- pieces ---------------------------------------------------------------------------------------------
+
+
+def _store(url: str, synchronous: Literal["full", "normal"], adopt: bool, clock: Clock) -> Store:
+    """Give the store a URL names; those beside SQLite come from the entry points `dagresume.stores`."""
+    if url == ":memory:":
+        return MemoryStore(clock=clock)
+    scheme, found, rest = url.partition("://")
+    if not found:
+        return SQLiteStore(url, synchronous=synchronous, adopt=adopt, clock=clock)
+    if scheme == "sqlite":
+        return SQLiteStore(
+            rest.removeprefix("/") or "dagresume.db", synchronous=synchronous, adopt=adopt, clock=clock
+        )
+    for point in entry_points(group="dagresume.stores", name=scheme):
+        made: Store = point.load()(url, synchronous=synchronous, clock=clock)
+        return made
+    raise DagresumeError(f"no store for {scheme}://…. Give a path, sqlite:///path or ':memory:'.")
+
+
+def _executor(name: str, concurrency: int) -> Executor:
+    if name == "loop":
+        return LoopExecutor()
+    if name == "thread":
+        return ThreadExecutor(concurrency)
+    if name == "process":
+        return ProcessExecutor()
+    for point in entry_points(group="dagresume.executors", name=name):
+        made: Executor = point.load()()
+        return made
+    raise DefinitionError(f"executor={name!r} is not installed: pip install 'dagresume[{name}]'")
+
+
+def _to_reset(program: Program, snapshot: Snapshot, retry: str | None) -> list[str]:
+    """Give the paths that a person's word sets back, in the order they are known."""
+    if retry is None:
+        return []
+    if not retry:
+        doubtful = set(uncertain_paths(program.by_id, snapshot, reconcile=False))
+        return [p for p, r in snapshot.paths.items() if p in doubtful or r.kind == WAITING]
+    target, index = segments(retry)[0]
+    if target not in program.by_id:
+        raise UnknownDependency(retry, target, None, "names")
+    whole, some = _below(program, program.by_id[target], index)
+    return [
+        path for path, record in snapshot.paths.items()
+        if record.kind != RESET and _is_below(path, whole, some, index)
+    ]  # fmt: skip
+
+
+def _below(program: Program, start: Vertex, index: int | None) -> tuple[set[str], set[str]]:
+    """Give the nodes that run again whole, and the maps of which only the item of that index does."""
+    whole, some = set[str](), set[str]()
+    queue = [(start, index is not None and start.is_map)]
+    for vertex, one in queue:
+        if vertex.id in whole or (one and vertex.id in some):
+            continue
+        (some if one else whole).add(vertex.id)
+        for child in vertex.children:
+            below = program.rules[child]
+            queue.append((below, one and vertex.index in below.chained))
+    return whole, some - whole
+
+
+def _is_below(path: str, whole: set[str], some: set[str], index: int | None) -> bool:
+    node, at = segments(path)[0]
+    return node in whole or (node in some and at in {None, index})
+
+
+def _stored(record: Record) -> Stored:
+    facts = record.facts
+    seq = facts["seq"] if record.reason == MOVED else record.seq or 0
+    return Stored(record.path or "", seq, record.digest or b"", facts.get("blob"))
+
+
+def _cell(snapshot: Snapshot, record: Record, *, is_map: bool) -> Cell:
+    if not is_map:
+        return _stored(record)
+    cells: list[str | Stored] = []
+    for k in range(record.facts["count"]):
+        item = snapshot.paths[f"{record.path}[{k}]"]
+        if item.kind == COMPLETED:
+            cells.append(_stored(item))
+        else:
+            failure = failure_of(item)
+            cells.append(
+                codec.pack(ItemFailure(failure.path, failure.type, failure.message, failure.attempt))
+            )
+    return cells
+
+
+def _info(row: RunRow, holder: Holder | None, loaded: Loaded | None = None) -> RunInfo:
+    status, reason = RunStatus(row.status), row.reason
+    if status is RunStatus.RUNNING and (holder is None or not holder.alive):
+        status, reason = RunStatus.INTERRUPTED, "owner_died"
+    nodes = {} if loaded is None else _nodes(loaded, live=status is RunStatus.RUNNING)
+    failures = {
+        p: n.failure for p, n in nodes.items() if n.failure is not None and n.status is NodeStatus.FAILED
+    }
+    return RunInfo(
+        row.run_id, row.workflow, row.version, row.key, status, reason,
+        to_datetime(row.created_at), to_datetime(row.updated_at),
+        None if row.finished_at is None else to_datetime(row.finished_at),
+        str(holder) if holder is not None and holder.alive else None, row.source, nodes,
+        _only_unhandled(failures, nodes, loaded),
+    )  # fmt: skip
+
+
+def _nodes(loaded: Loaded, *, live: bool) -> dict[str, NodeInfo]:
+    """Give the state of every path that has one, and of the nodes that have none yet; definition order, items after."""
+    snapshot = Snapshot(loaded.records)
+    graph = json.loads(loaded.graph)
+    of: dict[str, list[str]] = {}
+    for path in snapshot.paths:
+        of.setdefault(segments(path)[0][0], []).append(path)
+    nodes: dict[str, NodeInfo] = {}
+    for node in graph["nodes"]:
+        id_ = node["id"]
+        paths = sorted(of.pop(id_, []), key=segments_key)
+        if id_ not in paths:
+            nodes[id_] = NodeInfo(id_, _unborn(node, nodes))
+        for path in paths:
+            nodes[path] = _node(snapshot.paths[path], live=live)
+    return nodes
+
+
+def _unborn(node: Mapping[str, Any], nodes: Mapping[str, NodeInfo]) -> NodeStatus:
+    """Give the status of a node that nothing has happened to: it waits, or what it needs has failed."""
+    bad = {NodeStatus.FAILED, NodeStatus.UPSTREAM_FAILED}
+    blocked = node.get("trigger", "none_failed") in {"none_failed", "all_success"} and any(
+        parent in nodes and nodes[parent].status in bad for parent in node["parents"]
+    )
+    return NodeStatus.UPSTREAM_FAILED if blocked else NodeStatus.PENDING
+
+
+def segments_key(path: str) -> tuple[tuple[str, int], ...]:
+    return tuple((node, -1 if index is None else index) for node, index in segments(path))
+
+
+def _node(record: Record, *, live: bool) -> NodeInfo:
+    status = status_of(record)
+    if not live and status is NodeStatus.RUNNING:
+        status = NodeStatus.INTERRUPTED
+    failed = record.kind == FAILED
+    return NodeInfo(
+        record.path or "",
+        status,
+        record.reason,
+        record.attempt or 0,
+        to_datetime(record.at),
+        None if record.took is None else record.took / 1e6,
+        failure_of(record) if failed else None,
+    )
+
+
+def _only_unhandled(
+    failures: Mapping[str, NodeFailure], nodes: Mapping[str, NodeInfo], loaded: Loaded | None
+) -> dict[str, NodeFailure]:
+    """Leave out maps (their items say more), what was tolerated, and what a child that runs on failures dealt with."""
+    if loaded is None or not failures:
+        return {}
+    graph = {node["id"]: node for node in json.loads(loaded.graph)["nodes"]}
+    dealt = {
+        parent for node in graph.values() if node.get("trigger") == "any_failed"
+        and node["id"] in nodes and nodes[node["id"]].status is NodeStatus.COMPLETED for parent in node["parents"]
+    }  # fmt: skip
+    kept = {}
+    for path, failure in failures.items():
+        node, index = segments(path)[0]
+        outer = nodes.get(node)
+        tolerated = index is not None and outer is not None and outer.status is NodeStatus.COMPLETED
+        a_map = (
+            index is None and graph.get(node, {}).get("type") == "map" and failure.reason == "items_failed"
+        )
+        if node not in dealt and not tolerated and not a_map:
+            kept[path] = failure
+    return kept
+
+
+def _raise_if_bad(result: RunResult) -> None:
+    if result.status is RunStatus.FAILED:
+        error = RunFailed(result.run_id, result.failures)
+        cause = next((f.exception for f in result.failures.values() if f.exception is not None), None)
+        raise error from cause
+    if result.status is RunStatus.CANCELLED:
+        raise RunCancelled(result.run_id, "")
+    if result.status is RunStatus.INTERRUPTED:
+        raise RunInterrupted(result.run_id, result.reason or "interrupted")
+
+
+def _store_error(outcome: Outcome) -> BaseException:
+    if isinstance(outcome, StoreFailed):
+        return outcome.error
+    return StoreError(f"the store did not take it: {outcome}")
+
+
+def _compact(codes: Mapping[str, str]) -> dict[str, str]:
+    """Give code hashes with the most common one under "*": graphs of one function many times stay small."""
+    if not codes:
+        return {}
+    common = Counter(codes.values()).most_common(1)[0][0]
+    return {"*": common} | {node: code for node, code in codes.items() if code != common}
+
+
+def _inputs_digest(packed: Mapping[str, tuple[str, bytes]]) -> bytes:
+    return codec.digest(
+        "{" + ",".join(f"{codec.pack(name)}:{value}" for name, (value, _) in packed.items()) + "}"
+    )
+
+
+def _last(loaded: Loaded) -> int:
+    return max((record.seq or 0 for record in loaded.records), default=0)
+
+
+def _statuses(status: str | Sequence[str] | None) -> frozenset[RunStatus] | None:
+    if status is None:
+        return None
+    words = (status,) if isinstance(status, str) else status
+    try:
+        return frozenset(map(RunStatus, words))
+    except ValueError:
+        known = ", ".join(RunStatus)
+        raise ValueError(f"status={status!r}: a run is one of {known}") from None
+
+
+def _stored_as(wanted: frozenset[RunStatus] | None) -> list[str] | None:
+    """A run whose owner died is interrupted, and is still stored as running."""
+    if wanted is None:
+        return None
+    return sorted(wanted | ({RunStatus.RUNNING} if RunStatus.INTERRUPTED in wanted else frozenset()))
+
+
+def _uuid7(microseconds: int) -> str:
+    """Give a uuid that sorts by time (RFC 9562)."""
+    value = (microseconds // 1000 & (1 << 48) - 1) << 80 | 0x7 << 76 | 0x2 << 62
+    noise = secrets.randbits(74)
+    return str(uuid.UUID(int=value | (noise >> 62) << 64 | noise & (1 << 62) - 1))
+
+
+async def _given(result: RunResult) -> RunResult:
+    return result
+
+
+def _seen(task: asyncio.Task[RunResult]) -> None:
+    """Errors of a run that nobody asks for are in the store; asyncio need not mention them again."""
+    if not task.cancelled():
+        task.exception()
+
+
+async def _unbroken(work: Coroutine[Any, Any, T]) -> T:
+    """Await `work` to its end whatever is cancelled meanwhile; then the cancellation goes on."""
+    return await _unbroken_future(asyncio.ensure_future(work))
+
+
+async def _unbroken_future(future: asyncio.Future[T]) -> T:
+    cancelled: asyncio.CancelledError | None = None
+    with anyio.CancelScope(shield=True):
+        while not future.done():
+            try:
+                await asyncio.wait([future])
+            except asyncio.CancelledError as error:
+                cancelled = error
+    if cancelled is not None:
+        if not future.cancelled():
+            future.exception()  # seen
+        raise cancelled
+    return future.result()
+
+
+_ENGINE_OPTIONS: Final = (
+    "workflows limits concurrency synchronous spill_bytes lease_seconds grace_seconds fail_fast adopt debug"
+).split()
+
+
+def run_sync(
+    wf: Workflow, inputs: Mapping[str, Any] | None = None, *, db: str | Path = "dagresume.db", **options: Any
+) -> RunResult:
+    """Run a workflow from code that is not async, and give its result.
+
+    `options` are those of `Engine` and of `Engine.run`. Inside a running event loop it works in a thread with a loop of
+    its own. In the main thread SIGINT and SIGTERM interrupt the run, so that it can be resumed.
+    """
+    settings = {name: options.pop(name) for name in _ENGINE_OPTIONS if name in options}
+
+    async def work() -> RunResult:
+        with _interruptible():
+            async with Engine(db, **settings) as engine:
+                return await engine.run(wf, inputs, **options)
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work())
+    box: list[RunResult] = []
+    errors: list[BaseException] = []
+
+    def in_thread() -> None:
+        try:
+            box.append(asyncio.run(work()))
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=in_thread, name="dagresume run_sync")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return box[0]
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let SIGTERM end the run as Ctrl-C does: cancelled, written as interrupted, and raised as KeyboardInterrupt."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    asked: list[int] = []
+
+    def stop() -> None:
+        asked.append(1)
+        if task is not None:
+            task.cancel()
+
+    try:
+        loop.add_signal_handler(signal.SIGTERM, stop)
+    except (NotImplementedError, RuntimeError):
+        yield
+        return
+    try:
+        yield
+    except asyncio.CancelledError:
+        if asked:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)

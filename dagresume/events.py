@@ -1,0 +1,345 @@
+"""What happens to a run, as immutable records, and what they mean together: the fold.
+
+A `Record` is one row of the journal. `Snapshot.apply` is the only state machine: for every path the last record with a
+status wins, in Python here and in SQL in the views. Paths follow the grammar `id([n])?(/id([n])?)*`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from dagresume.clock import to_datetime
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+__all__ = ["Event", "NodeStatus", "Record", "RunStatus", "Snapshot", "projection", "segments", "status_of"]
+
+
+class RunStatus(StrEnum):
+    """The state of a run. Final: completed, cancelled, rolled_back. Resting: failed, interrupted, waiting."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    WAITING = "waiting"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    CANCELLED = "cancelled"
+    ROLLING_BACK = "rolling_back"
+    ROLLED_BACK = "rolled_back"
+
+    @property
+    def final(self) -> bool:
+        """Whether the run never goes on by itself from here."""
+        return self in _FINAL
+
+
+_FINAL: Final = frozenset({RunStatus.COMPLETED, RunStatus.CANCELLED, RunStatus.ROLLED_BACK})
+
+
+class NodeStatus(StrEnum):
+    """The state of a path. `upstream_failed` exists in views only: it is computed, never stored."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    WAITING = "waiting"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    INTERRUPTED = "interrupted"
+    CANCELLED = "cancelled"
+    COMPENSATED = "compensated"
+    UPSTREAM_FAILED = "upstream_failed"
+
+
+class Record(NamedTuple):
+    """One row of the journal, in the order of its columns. What is not known is None.
+
+    `status` is R5's word (pending, running, success, failed, skipped) if the record changes the state of its path.
+    `at` is microseconds UTC, `took` microseconds, `size` bytes of the packed output, `input` the fingerprint of what the
+    path received and `digest` that of its output (16 bytes each), `data` small JSON, `output` the packed output.
+    """
+
+    kind: str
+    status: str | None
+    attempt: int | None
+    at: int
+    path: str | None
+    reason: str | None = None
+    input: bytes | None = None
+    digest: bytes | None = None
+    size: int | None = None
+    took: int | None = None
+    data: str | None = None
+    output: str | None = None
+    seq: int | None = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """`data`, parsed."""
+        return json.loads(self.data) if self.data else {}
+
+
+STARTED: Final = "node.started"
+COMPLETED: Final = "node.completed"
+FAILED: Final = "node.failed"
+SKIPPED: Final = "node.skipped"
+INTERRUPTED: Final = "node.interrupted"
+CANCELLED: Final = "node.cancelled"
+RESET: Final = "node.reset"
+WITHDRAWN: Final = "node.withdrawn"
+WAITING: Final = "node.waiting"
+
+_EXACT: Final[Mapping[str, tuple[NodeStatus, str]]] = {
+    STARTED: (NodeStatus.RUNNING, "running"),
+    COMPLETED: (NodeStatus.COMPLETED, "success"),
+    FAILED: (NodeStatus.FAILED, "failed"),
+    SKIPPED: (NodeStatus.SKIPPED, "skipped"),
+    INTERRUPTED: (NodeStatus.INTERRUPTED, "running"),
+    CANCELLED: (NodeStatus.CANCELLED, "pending"),
+    RESET: (NodeStatus.PENDING, "pending"),
+    WITHDRAWN: (NodeStatus.PENDING, "pending"),
+    WAITING: (NodeStatus.WAITING, "running"),
+}
+
+RUN_CREATED: Final = "run.created"
+RUN_CLAIMED: Final = "run.claimed"
+RUN_REVIVED: Final = "run.revived"
+RUN_WAITING: Final = "run.waiting"
+RUN_COMPLETED: Final = "run.completed"
+RUN_FAILED: Final = "run.failed"
+RUN_INTERRUPTED: Final = "run.interrupted"
+RUN_CANCELLED: Final = "run.cancelled"
+CANCEL_REQUESTED: Final = "run.cancel_requested"
+
+_RUN_STATUS: Final[Mapping[str, RunStatus]] = {
+    RUN_CREATED: RunStatus.RUNNING,
+    RUN_CLAIMED: RunStatus.RUNNING,
+    RUN_REVIVED: RunStatus.RUNNING,
+    RUN_WAITING: RunStatus.WAITING,
+    RUN_COMPLETED: RunStatus.COMPLETED,
+    RUN_FAILED: RunStatus.FAILED,
+    RUN_INTERRUPTED: RunStatus.INTERRUPTED,
+    RUN_CANCELLED: RunStatus.CANCELLED,
+}
+RETRY: Final = "retry"  # reason of a failed attempt that is tried again by itself at data.retry_at
+
+
+def r5_word(kind: str) -> str | None:
+    """Give the word of the checkpoint record (R5) for a kind of event; None if it changes no path's state."""
+    found = _EXACT.get(kind)
+    return found[1] if found else None
+
+
+def status_of(record: Record | None) -> NodeStatus:
+    """Give the exact status that this record, the last one of its path, means."""
+    if record is None:
+        return NodeStatus.PENDING
+    if record.kind == FAILED and record.reason == RETRY:
+        return NodeStatus.WAITING
+    return _EXACT[record.kind][0]
+
+
+def node_record(
+    kind: str, path: str, attempt: int | None, at: int, reason: str | None = None, **facts: Any
+) -> Record:
+    """Make the record of one thing that happened to a path; `facts` become its data."""
+    data = json.dumps(facts) if facts else None
+    return Record(kind, r5_word(kind), attempt, at, path, reason, data=data)
+
+
+def run_record(kind: str, at: int, reason: str | None = None, **facts: Any) -> Record:
+    """Make the record of one thing that happened to a run."""
+    return Record(kind, None, None, at, None, reason, data=json.dumps(facts) if facts else None)
+
+
+def projection(record: Record) -> dict[str, Any] | None:
+    """Give the columns of the run's row that this record sets; None if it sets none.
+
+    The row of a run is a projection of its journal: the store applies this in the transaction that holds the record, and
+    can rebuild the row from the records alone.
+    """
+    status = _RUN_STATUS.get(record.kind)
+    if status is None:
+        return None
+    columns: dict[str, Any] = {"status": status.value, "reason": record.reason, "updated_at": record.at}
+    if record.kind == RUN_CLAIMED:
+        columns |= {"finished_at": None, "wake_at": None, "holds_key": 1}
+    elif status is not RunStatus.RUNNING:
+        columns["finished_at"] = None if status is RunStatus.WAITING else record.at
+        columns["wake_at"] = record.facts.get("wake_at")
+        if status in {RunStatus.CANCELLED, RunStatus.ROLLED_BACK}:
+            columns["holds_key"] = 0
+    return columns
+
+
+def releases(record: Record) -> bool:
+    """Say whether the owner lets go of the run with this record, if it is the owner who writes it."""
+    return _RUN_STATUS.get(record.kind, RunStatus.RUNNING) is not RunStatus.RUNNING
+
+
+class Event(NamedTuple):
+    """One immutable thing that happened to a run, as the public API shows it. `at` is an aware UTC datetime."""
+
+    seq: int
+    run_id: str
+    kind: str
+    path: str | None
+    attempt: int | None
+    at: datetime
+    reason: str | None
+    data: dict[str, Any]
+
+    @classmethod
+    def of(cls, run_id: str, record: Record) -> Event:
+        """Give the public picture of a stored record."""
+        data = record.facts
+        if record.took is not None:
+            data["seconds"] = record.took / 1e6
+        if record.size is not None:
+            data["size"] = record.size
+        return cls(
+            record.seq or 0,
+            run_id,
+            record.kind,
+            record.path,
+            record.attempt,
+            to_datetime(record.at),
+            record.reason,
+            data,
+        )
+
+
+# -- paths ----------------------------------------------------------------------------------------------
+
+_SEGMENT: Final = re.compile(r"([^/\[\]]+)(?:\[(0|[1-9]\d*)\])?(/|$)")
+
+
+def segments(path: str) -> list[tuple[str, int | None]]:
+    """Split a path into (node id, index or None); ValueError if it breaks the grammar."""
+    found: list[tuple[str, int | None]] = []
+    end = 0
+    while match := _SEGMENT.match(path, end):
+        found.append((match[1], None if match[2] is None else int(match[2])))
+        end = match.end()
+        if not match[3]:
+            break
+    if end != len(path) or not path or path.endswith("/"):
+        raise ValueError(f"{path!r} is not a path: write node, node[3] or outer[2]/inner")
+    return found
+
+
+def enclosing(path: str) -> list[str]:
+    """Give what encloses a path, innermost first: `a[1]/b[2]` → `a[1]/b`, `a[1]`, `a`."""
+    found = []
+    while path:
+        if path.endswith("]"):
+            path = path[: path.rindex("[")]
+        elif "/" in path:
+            path = path[: path.rindex("/")]
+        else:
+            break
+        found.append(path)
+    return found
+
+
+# -- the fold -------------------------------------------------------------------------------------------
+
+
+class Snapshot:
+    """The state of one run: the fold of its records, in order.
+
+    `paths` holds the last record with a status of every path that has one. `generations` counts how often a completed
+    path was reset; `before` the attempts a path had used up when a person last gave a fresh retry budget.
+    """
+
+    __slots__ = (
+        "before",
+        "cancel_by",
+        "claims",
+        "codes",
+        "fresh_seq",
+        "generations",
+        "last_seq",
+        "paths",
+        "reason",
+        "recoveries",
+        "started_at",
+        "status",
+        "status_at",
+    )
+
+    def __init__(self, records: Iterable[Record] = ()) -> None:
+        self.paths: dict[str, Record] = {}
+        self.generations: dict[str, int] = {}
+        self.before: dict[str, int] = {}
+        self.codes: dict[str, str] = {}
+        self.status = RunStatus.PENDING
+        self.reason: str | None = None
+        self.status_at = self.started_at = 0
+        self.last_seq = self.fresh_seq = 0
+        self.claims = self.recoveries = 0
+        self.cancel_by: str | None = None
+        self.fold(records)
+
+    def fold(self, records: Iterable[Record]) -> None:
+        """Apply records in their order; in place, one dictionary store for the common kind."""
+        paths = self.paths
+        record = None
+        for record in records:
+            if record.kind == COMPLETED:
+                paths[record.path] = record  # type: ignore[index]  # a node's record has a path
+            else:
+                self.apply(record)
+        if record is not None and record.seq is not None:
+            self.last_seq = record.seq
+
+    def apply(self, record: Record) -> None:
+        """Apply one record."""
+        if record.path is None:
+            self._apply_to_run(record)
+        elif record.status is not None:
+            self._apply_to_path(record.path, record)
+
+    def _apply_to_path(self, path: str, record: Record) -> None:
+        previous = self.paths.get(path)
+        if previous is not None:
+            if record.kind == RESET and previous.kind == COMPLETED:
+                self.generations[path] = self.generations.get(path, 0) + 1
+            if path not in self.before and (previous.seq or 0) < self.fresh_seq:
+                self.before[path] = previous.attempt or 0
+        self.paths[path] = record
+
+    def _apply_to_run(self, record: Record) -> None:
+        if record.kind == CANCEL_REQUESTED:
+            self.cancel_by = record.facts.get("by", "")
+            return
+        status = _RUN_STATUS.get(record.kind)
+        if status is None:
+            return
+        self.status, self.reason, self.status_at = status, record.reason, record.at
+        if record.kind == RUN_CREATED:
+            self.started_at = record.at
+            self.codes.update(record.facts.get("codes", {}))
+        elif record.kind == RUN_CLAIMED:
+            facts = record.facts
+            self.claims += 1
+            self.cancel_by = None
+            self.codes.update(facts.get("codes", {}))
+            if not facts.get("automatic"):
+                self.fresh_seq = record.seq or 0
+                self.before.clear()
+
+    def attempts_used(self, path: str) -> int:
+        """Give how many tries this path has used up of its present retry budget."""
+        record = self.paths.get(path)
+        if record is None:
+            return 0
+        if (record.seq or 0) < self.fresh_seq:
+            return 0
+        return (record.attempt or 0) - self.before.get(path, 0)

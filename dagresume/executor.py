@@ -1,0 +1,432 @@
+"""Where a node's function runs: on the loop, in a thread, in a process. They differ in nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import contextvars
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+from dagresume import codec
+from dagresume.context import Context
+from dagresume.errors import DagresumeError, EngineClosed
+from dagresume.processes import Worker, dumps, opened
+
+__all__ = [
+    "Call",
+    "Executor",
+    "LoopExecutor",
+    "ProcessExecutor",
+    "ThreadExecutor",
+    "TooManyAbandoned",
+    "pack_result",
+]
+
+
+@dataclass(slots=True)
+class Call:
+    """One attempt, ready to run: the function, its arguments (fresh objects), and how its result is stored.
+
+    `types` are the classes its result may hold; None: the result is passed on as it is (`checkpoint=False`).
+    `context` is the one among the arguments, if the function asked for it. An executor that had to leave the
+    body running when the call was cancelled sets `abandoned`.
+    """
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    types: codec.Types | None
+    context: Context | None = None
+    path: str = ""
+    abandoned: bool = field(default=False, init=False)
+
+
+class Executor(Protocol):
+    """Runs calls. Cancelling `run` ends the body if that can be done, else sets `call.abandoned`."""
+
+    async def run(self, call: Call) -> Any:
+        """Give the packed result (as it is, if `call.types` is None) or raise what the body raised."""
+
+    async def close(self) -> None:
+        """Let threads and processes go; bodies that cannot be ended are left behind."""
+
+
+class LoopExecutor:
+    """Awaits async functions on the engine's own loop."""
+
+    @staticmethod
+    async def run(call: Call) -> Any:
+        return pack_result(call, await call.fn(*call.args, **call.kwargs))
+
+    @staticmethod
+    async def close() -> None:
+        return
+
+
+def pack_result(call: Call, value: Any) -> Any:
+    """Give what is stored of a result: packed text, or the value itself if nothing is."""
+    return value if call.types is None else codec.pack(value, call.types)
+
+
+def _perform(call: Call) -> Any:
+    return pack_result(call, call.fn(*call.args, **call.kwargs))
+
+
+# -- threads --------------------------------------------------------------------------------------------
+
+
+class TooManyAbandoned(DagresumeError):
+    """More bodies than allowed run on in threads after their time limit or cancellation; `.paths`."""
+
+    def __init__(self, paths: list[str], limit: int) -> None:
+        self.paths = tuple(paths)
+        shown = ", ".join(paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
+        super().__init__(
+            f"{len(paths)} bodies still run in threads that were given up ({shown}). At most {limit} may, so"
+            " no other is started. Threads cannot be killed: give what blocks there a time limit, or"
+            " use executor='process'."
+        )
+
+
+class ThreadExecutor:
+    """Runs plain functions in daemon threads of its own.
+
+    Each call sees a copy of the caller's context variables, and its result is packed in the thread. What calls
+    the channel of its context is that thread, so the channel must stand it. `limit`: threads at once, abandoned
+    ones apart; calls beyond it wait. With more than `abandoned_limit` bodies abandoned and still running, `run`
+    raises TooManyAbandoned.
+
+    Cancelling `run` gives the thread up, and what it returns later is dropped. A body that has returned is no
+    longer cancelled: `run` gives its result (C5).
+    """
+
+    def __init__(self, limit: int = 64, abandoned_limit: int = 16, *, idle_seconds: float = 10.0) -> None:
+        self._threads = _Threads(limit, idle_seconds)
+        self._abandoned_limit = abandoned_limit
+
+    @property
+    def abandoned(self) -> int:
+        """How many bodies were given up and still run."""
+        return len(self._threads.left)
+
+    async def run(self, call: Call) -> Any:
+        if len(self._threads.left) > self._abandoned_limit:
+            paths = [job.args[0].path for job in list(self._threads.left)]
+            if len(paths) > self._abandoned_limit:  # still so
+                raise TooManyAbandoned(sorted(paths), self._abandoned_limit)
+        job = self._threads.submit(_perform, call)
+        try:
+            await job.future
+        except asyncio.CancelledError:
+            if self._threads.leave(job):
+                call.abandoned = job.thread is not None
+                raise
+        return job.result()
+
+    async def close(self) -> None:
+        self._threads.close()
+
+
+class _Job:
+    """A function that runs in a thread. The pool's lock guards `thread`, `left` and `over`."""
+
+    __slots__ = ("_context", "_error", "_fn", "_loop", "_value", "args", "future", "left", "over", "thread")
+
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._fn, self.args = fn, args
+        self._context = contextvars.copy_context()
+        if sniffio := sys.modules.get("sniffio"):  # else anyio.run in a body fails: "already running"
+            self._context.run(sniffio.current_async_library_cvar.set, None)
+        self._loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[None] = self._loop.create_future()
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self.thread: threading.Thread | None = None  # once it has begun
+        self.left = self.over = False
+
+    def perform(self) -> None:
+        try:
+            self._value = self._context.run(self._fn, *self.args)
+        except BaseException as error:  # KeyboardInterrupt, SystemExit: the body's failure, not the pool's
+            self._error = error
+
+    def tell(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            self._loop.call_soon_threadsafe(_wake, self.future)
+
+    def result(self) -> Any:
+        error, self._error = self._error, None  # no circle through the traceback
+        if error is None:
+            return self._value
+        try:
+            raise error
+        finally:
+            del error
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class _Threads:
+    """At most `limit` threads, made when needed; one that was idle for `idle_seconds` ends.
+
+    All share one queue. A thread that waits at it is either counted in `_idle` or has a job there already.
+    """
+
+    def __init__(self, limit: int, idle_seconds: float = 10.0) -> None:
+        self._limit, self._idle_seconds = limit, idle_seconds
+        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._alive: dict[threading.Thread, _Job | None] = {}  # and what runs in each
+        self._idle = self._backlog = 0
+        self._closed = False
+        self.left: set[_Job] = set()  # given up, and still running
+
+    def submit(self, fn: Callable[..., Any], *args: Any) -> _Job:
+        """Start it, or queue it if all threads are taken; its `future` ends when it has ended."""
+        job = _Job(fn, args)
+        with self._lock:
+            if self._closed:
+                raise EngineClosed
+            if self._idle:
+                self._idle -= 1
+            elif len(self._alive) < self._limit:
+                self._start()
+            else:
+                self._backlog += 1
+            self._queue.put(job)
+        return job
+
+    def leave(self, job: _Job) -> bool:
+        """Give a job up: a thread that runs it no longer counts. False if it is over: its result is there."""
+        with self._lock:
+            if job.over:
+                return False
+            job.left = True
+            if job.thread is not None:
+                self.left.add(job)
+                del self._alive[job.thread]
+                if self._backlog and not self._closed:
+                    self._backlog -= 1
+                    self._start()
+            return True
+
+    def close(self) -> None:
+        """End the threads; those in a body end after it."""
+        with self._lock:
+            self._closed = True
+            with contextlib.suppress(Empty):
+                while True:
+                    if job := self._queue.get_nowait():
+                        job.future.cancel()
+            for _ in self._alive:
+                self._queue.put(None)
+            resting = [thread for thread, job in self._alive.items() if job is None]
+        for thread in resting:
+            thread.join(1.0)
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._work, name="dagresume-thread", daemon=True)
+        thread.start()
+        self._alive[thread] = None
+
+    def _work(self) -> None:
+        me = threading.current_thread()
+        while (job := self._take(me)) is not None:
+            stays = self._run(me, job)
+            del job  # not held while waiting
+            if not stays:
+                return
+
+    def _take(self, me: threading.Thread) -> _Job | None:
+        while True:
+            try:
+                return self._queue.get(timeout=self._idle_seconds)
+            except Empty:
+                with self._lock:
+                    if self._idle:  # else a job is on its way to this thread
+                        self._idle -= 1
+                        del self._alive[me]
+                        return None
+
+    def _run(self, me: threading.Thread, job: _Job) -> bool:
+        with self._lock:
+            begins = not job.left
+            if begins:
+                job.thread = me
+                self._alive[me] = job
+        if begins:
+            job.perform()
+        with self._lock:
+            job.over = True
+            if begins and job.left:
+                self.left.discard(job)
+                return False  # another thread has its place
+            self._alive[me] = None
+            if self._backlog:
+                self._backlog -= 1
+            else:
+                self._idle += 1
+        job.tell()
+        return True
+
+
+# -- processes ------------------------------------------------------------------------------------------
+
+
+class ProcessExecutor:
+    """Runs plain functions of modules in worker processes; `limit` at once, by default one per processor.
+
+    Workers start when first needed and stay. Functions and classes travel by name, arguments as copies,
+    results as packed text, context variables not at all. Calls beyond `limit` wait. Cancelling `run` kills
+    the process of the body. A process that dies fails its call alone, with WorkerDied.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._threads = _Threads(limit or _processors())  # each talks to one worker
+        self._changed = threading.Condition()
+        self._idle: list[Worker] = []
+        self._errands: set[_Errand] = set()
+        self._count = 0  # of workers, also of those that start or end
+        self._closed = False
+        self._pid = 0
+
+    async def run(self, call: Call) -> Any:
+        errand = _Errand(call)
+        job = self._threads.submit(self._carry, errand)
+        try:
+            await job.future
+        except asyncio.CancelledError:
+            if self._threads.leave(job):
+                with self._changed:
+                    errand.cancel()
+                raise
+        return job.result()
+
+    async def close(self) -> None:
+        idle = self._stop()
+        atexit.unregister(self._abort)
+        if self._count:
+            await self._threads.submit(self._await_end, idle).future
+        self._threads.close()
+
+    # the rest runs in the threads
+
+    def _carry(self, errand: _Errand) -> Any:
+        call = errand.call
+        channel = None if call.context is None else call.context._channel
+        request = dumps(channel, _perform, call)
+        worker = self._hire()
+        fit = False
+        try:
+            if not self._assign(errand, worker):
+                fit = True
+                return None
+            message = worker.ask(call.path, request, channel)
+            fit = True
+        finally:
+            self._give_back(errand, worker, fit)
+        return opened(message)
+
+    def _assign(self, errand: _Errand, worker: Worker) -> bool:
+        with self._changed:
+            if self._closed:
+                raise EngineClosed
+            if not errand.cancelled:
+                errand.worker = worker
+                self._errands.add(errand)
+            return not errand.cancelled
+
+    def _give_back(self, errand: _Errand, worker: Worker, fit: bool) -> None:
+        with self._changed:
+            killed = errand.cancelled and errand.worker is not None
+            errand.worker = None
+            self._errands.discard(errand)
+            if fit and not killed and not self._closed:
+                self._idle.append(worker)
+                return
+        self._end(worker)
+
+    def _hire(self) -> Worker:
+        while worker := self._rested():
+            if worker.is_alive():
+                return worker
+            self._end(worker)
+        try:
+            return Worker()
+        except BaseException:
+            self._discount()
+            raise
+
+    def _rested(self) -> Worker | None:
+        with self._changed:
+            if self._closed:
+                raise EngineClosed
+            if self._idle:
+                return self._idle.pop()
+            if not self._pid:
+                self._pid = os.getpid()
+                atexit.register(self._abort)  # runs before multiprocessing's own, which waits for every child
+            self._count += 1
+            return None
+
+    def _end(self, worker: Worker) -> None:
+        try:
+            worker.end()
+        finally:
+            self._discount()
+
+    def _discount(self) -> None:
+        with self._changed:
+            self._count -= 1
+            self._changed.notify_all()
+
+    def _stop(self) -> list[Worker]:
+        with self._changed:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            for errand in self._errands:
+                errand.cancel()
+            return idle
+
+    def _abort(self) -> None:
+        if os.getpid() == self._pid:  # not in a child forked by somebody
+            for worker in self._stop():
+                worker.kill()
+
+    def _await_end(self, idle: list[Worker]) -> None:
+        for worker in idle:
+            worker.hang_up()
+        for worker in idle:
+            self._end(worker)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._count, timeout=5.0)
+
+
+class _Errand:
+    """A call on its way through a worker; the executor's lock guards it."""
+
+    __slots__ = ("call", "cancelled", "worker")
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.worker: Worker | None = None
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        if self.worker is not None:
+            self.worker.kill()
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,226 @@
+"""Group commit: whatever waits is made durable in one transaction, then its writers are told, in order.
+
+Everybody appends without waiting; one task takes what has gathered and commits it. There is no artificial delay. A unit that
+could not be written poisons its run: what that run has queued behind it is refused too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from dagresume.clock import Clock
+from dagresume.events import Record
+from dagresume.store import Outcome, Owned, Refused, SqlFailed, Store, StoreFailed, Unit
+
+__all__ = ["Entry", "Journal", "Late", "Writer"]
+
+MAX_ROWS: Final = 256
+"""Rows a transaction takes at most; more of them raise the latency and do not gain throughput."""
+RIDE_AFTER: Final = 0.005
+"""Seconds after which a start record that nobody waits for may ride with what is committed: tiny nodes cost one row."""
+ALONE_AFTER: Final = 0.2
+"""Seconds after which it is committed by itself, so that long nodes are seen as running."""
+
+
+class Writer(Protocol):
+    """Who writes units: a run. `poisoned`: one of its units was not written, so no later one may be."""
+
+    poisoned: bool
+    owned: Owned
+
+
+class Late(Protocol):
+    """A path that began without waiting for its start record."""
+
+    run: Writer
+    began: float
+
+    def start_record(self) -> Record:
+        """Give the record of its start."""
+
+
+class Entry(Unit):
+    """A unit on its way into the store. `delivered` is called once, in the order of the appends."""
+
+    __slots__ = ("appended", "run")
+
+    appended: float
+    run: Writer | None
+
+    def delivered(self, outcome: Outcome) -> None:
+        """Learn what became of it. Runs on the loop, must not block."""
+        raise NotImplementedError
+
+
+class _Awaited(Entry):
+    """A unit that somebody awaits."""
+
+    __slots__ = ("done",)
+
+    def __init__(self, unit: Unit, done: asyncio.Future[Outcome]) -> None:
+        super().__init__(unit.guard, unit.records, unit.definition, unit.logs, unit.sql)
+        self.run, self.done = None, done
+
+    def delivered(self, outcome: Outcome) -> None:
+        if not self.done.done():
+            self.done.set_result(outcome)
+
+
+class _Starts(Entry):
+    """Start records that nobody waits for; if they cannot be written, the completions that follow will say so."""
+
+    __slots__ = ()
+
+    def __init__(self, run: Writer, records: list[Record]) -> None:
+        super().__init__(run.owned, records)
+        self.run = run
+
+    def delivered(self, outcome: Outcome) -> None:
+        return
+
+
+class Journal:
+    """The queue in front of a store, and the task that empties it."""
+
+    def __init__(self, store: Store, clock: Clock, after_batch: Callable[[], None]) -> None:
+        self._store, self._clock, self._after_batch = store, clock, after_batch
+        self._queue: deque[Entry] = deque()
+        self._late: dict[Late, None] = {}
+        self._wake: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._closing = False
+        self.waiting = 0
+        """Rows appended and not yet durable."""
+        self.batches = 0
+        """Transactions begun so far."""
+
+    # -- for those who write --------------------------------------------------------------------------
+
+    def append(self, entry: Entry, *, quietly: bool = False) -> None:
+        """Hand over a unit; its `delivered` is called when its fate is known.
+
+        `quietly`: nothing waits for it, so it goes with the next one that something waits for, or after a while.
+        """
+        entry.appended = self._clock.monotonic()
+        self._queue.append(entry)
+        self.waiting += len(entry.records)
+        if quietly:
+            self._start_timer()
+        else:
+            self._awake()
+
+    async def commit(self, unit: Unit) -> Outcome:
+        """Hand over a unit and give what became of it; a cancelled caller does not stop it."""
+        done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self.append(_Awaited(unit, done))
+        return await done
+
+    def later(self, late: Late) -> None:
+        """Note a start whose record may ride with anything that is committed."""
+        self._late[late] = None
+        if self._timer is None:
+            self._start_timer()
+
+    def forget(self, late: Late) -> None:
+        """Drop a start record that is not needed any more: the path has ended."""
+        self._late.pop(late, None)
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits that nothing new should begin."""
+        return self.waiting >= 2 * MAX_ROWS
+
+    # -- the writer -----------------------------------------------------------------------------------
+
+    async def write(self) -> None:
+        """Empty the queue until `close` was called and nothing is left. Never cancel it: it ends by itself."""
+        while True:
+            batch = self._take()
+            if batch:
+                self._deliver(batch, await self._commit(batch))
+            elif self._closing:
+                self._stop_timer()
+                return
+            else:
+                self._wake = asyncio.get_running_loop().create_future()
+                await self._wake
+
+    def close(self) -> None:
+        """Let `write` end once everything appended is written."""
+        self._closing = True
+        self._awake()
+
+    async def _commit(self, batch: list[Entry]) -> Sequence[Outcome]:
+        self.batches += 1
+        try:
+            return await self._store.commit(batch)
+        except (
+            Exception
+        ) as error:  # a store says it with an outcome; whatever else it raises fails these units
+            return [StoreFailed(error)] * len(batch)
+
+    def _deliver(self, batch: list[Entry], outcomes: Sequence[Outcome]) -> None:
+        for entry, outcome in zip(batch, outcomes, strict=True):
+            self.waiting -= len(entry.records)
+            if entry.run is not None and isinstance(outcome, Refused | StoreFailed):
+                entry.run.poisoned = True
+            entry.delivered(outcome)
+        self._after_batch()
+
+    def _take(self) -> list[Entry]:
+        batch: list[Entry] = []
+        rows = 0
+        queue = self._queue
+        while queue and rows < MAX_ROWS:
+            entry = queue.popleft()
+            run = entry.run
+            if run is not None and run.poisoned:
+                self.waiting -= len(entry.records)
+                entry.delivered(Refused("poisoned"))
+                continue
+            rows += len(entry.records)
+            batch.append(entry)
+        if self._late:
+            self._add_late(batch, rows)
+        return batch
+
+    def _add_late(self, batch: list[Entry], rows: int) -> None:
+        now = self._clock.monotonic()
+        age = RIDE_AFTER if batch else ALONE_AFTER
+        starts: dict[Writer, list[Record]] = {}
+        for late in list(self._late):
+            if now - late.began < age or rows >= 2 * MAX_ROWS:
+                break
+            del self._late[late]
+            if not late.run.poisoned:
+                starts.setdefault(late.run, []).append(late.start_record())
+                rows += 1
+        for run, records in starts.items():
+            entry = _Starts(run, records)
+            entry.appended = now
+            self.waiting += len(records)
+            batch.append(entry)
+
+    def _awake(self) -> None:
+        wake = self._wake
+        if wake is not None and not wake.done():
+            wake.set_result(None)
+
+    def _start_timer(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(ALONE_AFTER, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        if self._late:
+            self._start_timer()
+        if self._late or self._queue:
+            self._awake()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,422 @@
+"""What will be done with each path, and why. Pure: the resume and the plan ask the same `decide`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+from dagresume import codec
+from dagresume.events import (
+    CANCELLED,
+    COMPLETED,
+    FAILED,
+    INTERRUPTED,
+    RESET,
+    RETRY,
+    SKIPPED,
+    STARTED,
+    WAITING,
+    WITHDRAWN,
+    Record,
+    Snapshot,
+    segments,
+)
+from dagresume.policy import Join, Retry, join
+from dagresume.workflow import Binding, Graph, Node, Source
+
+__all__ = [
+    "Action",
+    "Decision",
+    "Verdict",
+    "Vertex",
+    "decide",
+    "plan",
+    "uncertain",
+    "uncertain_paths",
+    "vertices",
+]
+
+ABSENT: Final = bytes(16)
+"""Stands in a fingerprint for a value that is not there: a skipped parent, an input left to its default."""
+NOT_STORABLE: Final = "not_serialisable"
+"""Reason of a failure after the body had returned: its effect has happened."""
+
+
+class Action(StrEnum):
+    """What will be done with a path."""
+
+    REUSE = "reuse"
+    RUN = "run"
+    CHECK = "check"
+    SKIP = "skip"
+    WAIT = "wait"
+    HOLD = "hold"
+
+
+class Verdict(NamedTuple):
+    """An action and its machine-readable reason."""
+
+    action: Action
+    reason: str
+
+
+NEW: Final = Verdict(Action.RUN, "new")
+AGAIN: Final = Verdict(Action.RUN, "asked")
+UNCHANGED: Final = Verdict(Action.REUSE, "completed")
+INPUT_CHANGED: Final = Verdict(Action.RUN, "input_changed")
+HELD: Final = Verdict(Action.HOLD, "input_changed")
+CUT_OFF: Final = Verdict(Action.RUN, "interrupted")
+RECONCILE: Final = Verdict(Action.RUN, "reconcile")
+UNCERTAIN: Final = Verdict(Action.HOLD, "uncertain")
+FAILED_BEFORE: Final = Verdict(Action.RUN, "failed")
+HANDLED: Final = Verdict(Action.REUSE, "handled")
+RECOMPUTED: Final = Verdict(Action.RUN, "recomputed")
+
+
+@dataclass(slots=True, eq=False)
+class Vertex:
+    """What scheduler and planner need to know of one node of a graph, looked up once.
+
+    `salt` starts the fingerprint: the node's `version=` and the names of its parameters. `types` are the classes its
+    output may hold. `received` says where each thing it receives comes from (of a map: the whole lists), `chained` are the
+    parents whose items it takes one by one (the parent is a map itself).
+    """
+
+    index: int
+    id: str
+    node: Node
+    parents: tuple[int, ...]
+    children: tuple[int, ...]
+    bindings: tuple[Binding, ...]
+    idempotent: bool
+    retry: Retry
+    types: codec.Types
+    salt: Any
+    is_map: bool
+    received: tuple[Source, ...]
+    value_parents: tuple[int, ...]
+    chained: frozenset[int] = frozenset()
+
+    @property
+    def pure(self) -> bool:
+        """Whether its output is passed on and not stored."""
+        return not self.node.checkpoint
+
+    @property
+    def streams(self) -> bool:
+        """Whether its items may begin before the maps above have ended."""
+        return bool(self.chained) and self.node.trigger in {"none_failed", "all_success"}
+
+    def fingerprint(self, parts: Iterable[bytes]) -> bytes:
+        """Give the digest (16 bytes) of everything it receives, in the order of its parameters."""
+        state = self.salt.copy()
+        state.update(b"".join(parts))
+        return state.digest()[:16]  # type: ignore[no-any-return]
+
+
+def vertices(graph: Graph) -> tuple[Vertex, ...]:
+    """Give the vertices of a graph, in its order."""
+    salts: dict[tuple[str, ...], Any] = {}
+    types: dict[Any, codec.Types] = {}
+    maps = {i for i, node in enumerate(graph.nodes) if node.for_each}
+    return tuple(_vertex(graph, i, maps, salts, types) for i in range(len(graph)))
+
+
+def _vertex(
+    graph: Graph, i: int, maps: set[int], salts: dict[tuple[str, ...], Any], types: dict[Any, Any]
+) -> Vertex:
+    node, bindings = graph.nodes[i], graph.bindings[i]
+    fed = [binding for binding in bindings if binding.source.kind != "context"]
+    names = (node.version, *(binding.parameter for binding in fed))
+    salt = salts.get(names)
+    if salt is None:
+        salt = salts[names] = hashlib.sha256("\0".join(names).encode())
+    returns = node.signature.returns
+    try:
+        found = types.get(returns)
+        if found is None:
+            found = types[returns] = codec.types_of(returns)
+    except TypeError:  # an annotation that is not hashable
+        found = codec.types_of(returns)
+    return Vertex(
+        index=i,
+        id=node.id,
+        node=node,
+        parents=graph.parents[i],
+        children=graph.children[i],
+        bindings=bindings,
+        idempotent=graph.idempotent if node.idempotent is None else node.idempotent,
+        retry=node.retry or graph.retry,
+        types=found,
+        salt=salt,
+        is_map=bool(node.for_each),
+        chained=frozenset(s.index for s in graph.sources[i] if s.kind == "parent" and s.index in maps),
+        value_parents=tuple({b.source.index: None for b in fed if b.source.kind == "parent"}),
+        received=tuple(
+            graph.sources[i][b.source.index] if b.source.kind == "item" else b.source for b in fed
+        ),
+    )
+
+
+# -- the decision ---------------------------------------------------------------------------------------
+
+
+def uncertain(prior: Record | None, idempotent: bool) -> bool:
+    """Say whether nobody can tell if this path took effect: begun, not known to have ended, not idempotent."""
+    if prior is None or idempotent:
+        return False
+    if prior.kind in {STARTED, INTERRUPTED, CANCELLED}:
+        return True
+    return prior.kind == FAILED and prior.reason == NOT_STORABLE
+
+
+def decide(
+    prior: Record | None, fingerprint: bytes | None, *, idempotent: bool, reconcilable: bool = False
+) -> Verdict:
+    """Give what is to be done with a path whose parents are settled, from its last record and what it would receive."""
+    if prior is None:
+        return NEW
+    kind = prior.kind
+    if kind == COMPLETED:
+        if prior.input == fingerprint:
+            return UNCHANGED
+        return INPUT_CHANGED if idempotent else HELD
+    if uncertain(prior, idempotent):
+        return RECONCILE if reconcilable else UNCERTAIN
+    return _WHEN_NOT_COMPLETED.get(kind, NEW)
+
+
+_WHEN_NOT_COMPLETED: Final[Mapping[str, Verdict]] = {
+    STARTED: CUT_OFF,
+    INTERRUPTED: CUT_OFF,
+    CANCELLED: CUT_OFF,
+    FAILED: FAILED_BEFORE,
+    WAITING: HELD,
+    RESET: AGAIN,
+    WITHDRAWN: NEW,
+    SKIPPED: NEW,
+}
+
+
+def handled(vertex: Vertex, rules: Sequence[Vertex], state: Mapping[str, Record], prefix: str = "") -> bool:
+    """Say whether a node's failure was dealt with: a child that runs on failures has completed."""
+    return any(
+        rules[child].node.trigger == "any_failed"
+        and (record := state.get(prefix + rules[child].id)) is not None
+        and record.kind == COMPLETED
+        for child in vertex.children
+    )
+
+
+def uncertain_paths(rules: Mapping[str, Vertex], snapshot: Snapshot, *, reconcile: bool = True) -> list[str]:
+    """Give the paths that stop a resume, in the order they began; those that can reconcile are left out."""
+    found = []
+    for path, record in snapshot.paths.items():
+        if record.kind == COMPLETED:
+            continue
+        vertex = _vertex_of(rules, path)
+        if vertex is None or not uncertain(record, vertex.idempotent):
+            continue
+        if vertex.is_map and not path.endswith("]"):
+            continue  # the map itself is bookkeeping, its items are what ran
+        if reconcile and vertex.node.reconcile is not None:
+            continue
+        found.append((record.seq or 0, path))
+    return [path for _, path in sorted(found)]
+
+
+def _vertex_of(rules: Mapping[str, Vertex], path: str) -> Vertex | None:
+    try:
+        return rules.get(segments(path)[-1][0])
+    except ValueError:
+        return None
+
+
+# -- the plan -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a resume would do with one path, and why.
+
+    `seconds` is what its last completed attempt took (what reusing it saves, or what running it again may cost), None if
+    unknown; `usage` what it used up. A map is one decision: `items` counts its items by action.
+    """
+
+    path: str
+    action: str
+    reason: str
+    seconds: float | None = None
+    usage: Mapping[str, float] = field(default_factory=dict)
+    items: Mapping[str, int] = field(default_factory=dict)
+
+
+class _Outlook(NamedTuple):
+    """How a node will end, as far as it can be known beforehand."""
+
+    ended: str  # completed, skipped, failed: for sure; open: runs or may run
+    digest: bytes | None  # of its output, if it is sure to stay as it is
+
+
+def plan(
+    rules: Sequence[Vertex], snapshot: Snapshot, inputs: Mapping[str, bytes], *, items: bool = False
+) -> list[Decision]:
+    """Give a decision for every node in topological order (with `items`, for every item of a map after it).
+
+    Every `run` runs, every `reuse` is reused, every `check` does one of both once what is above it is known; nothing else
+    runs.
+    """
+    outlooks: list[_Outlook] = []
+    decisions: list[Decision] = []
+    for vertex in rules:
+        outlook, own = _foresee(vertex, rules, outlooks, snapshot, inputs)
+        outlooks.append(outlook)
+        decisions.append(own)
+        if items and vertex.is_map:
+            decisions.extend(_item_decisions(vertex, snapshot, own))
+    return _with_recomputed(rules, decisions) if any(v.pure for v in rules) else decisions
+
+
+def _foresee(
+    vertex: Vertex,
+    rules: Sequence[Vertex],
+    outlooks: Sequence[_Outlook],
+    snapshot: Snapshot,
+    inputs: Mapping[str, bytes],
+) -> tuple[_Outlook, Decision]:
+    prior = snapshot.paths.get(vertex.id)
+    above = [outlooks[parent] for parent in vertex.parents]
+    ended = [outlook.ended for outlook in above]
+    if "open" in ended:
+        return _below_open(vertex, prior, snapshot)
+    verdict = join(
+        vertex.node.trigger, ended.count("completed"), ended.count("skipped"), ended.count("failed")
+    )
+    if verdict is Join.BLOCK:
+        return _Outlook("failed", None), Decision(vertex.id, Action.SKIP, "upstream_failed")
+    if verdict is Join.SKIP:
+        return _Outlook("skipped", None), Decision(vertex.id, Action.SKIP, "trigger")
+    parts = [part(source, lambda i: outlooks[i].digest, inputs) for source in vertex.received]
+    fingerprint = vertex.fingerprint(parts)
+    if prior is not None and prior.kind == FAILED and handled(vertex, rules, snapshot.paths):
+        return _Outlook("failed", None), _decision(vertex.id, HANDLED, prior)
+    if vertex.is_map:
+        return _foresee_map(vertex, prior, fingerprint, snapshot)
+    found = decide(
+        prior, fingerprint, idempotent=vertex.idempotent, reconcilable=vertex.node.reconcile is not None
+    )
+    if found.action is Action.REUSE:
+        assert prior is not None
+        return _Outlook("completed", fingerprint if vertex.pure else prior.digest), _decision(
+            vertex.id, found, prior
+        )
+    return _Outlook("open", None), _decision(vertex.id, found, prior)
+
+
+def _below_open(vertex: Vertex, prior: Record | None, snapshot: Snapshot) -> tuple[_Outlook, Decision]:
+    """A node below one that runs: what it will receive is not known yet."""
+    if prior is not None and prior.kind == COMPLETED:
+        counts = {Action.CHECK.value: prior.facts["count"]} if vertex.is_map else {}
+        verdict = Verdict(Action.CHECK, "input_may_change")
+        return _Outlook("open", None), _decision(vertex.id, verdict, prior, counts)
+    if uncertain(prior, vertex.idempotent) and not vertex.is_map and vertex.node.reconcile is None:
+        return _Outlook("open", None), _decision(vertex.id, UNCERTAIN, prior)
+    if vertex.node.trigger in {"none_failed", "all_success"} and not vertex.is_map:
+        return _Outlook("open", None), _decision(vertex.id, Verdict(Action.RUN, "upstream_runs"), prior)
+    reason = "items_not_known" if vertex.is_map else "depends_on_parents"
+    counts = _counts(vertex, prior, snapshot) if vertex.is_map else {}
+    return _Outlook("open", None), _decision(vertex.id, Verdict(Action.CHECK, reason), prior, counts)
+
+
+def _foresee_map(
+    vertex: Vertex, prior: Record | None, fingerprint: bytes, snapshot: Snapshot
+) -> tuple[_Outlook, Decision]:
+    counts = _counts(vertex, prior, snapshot)
+    if prior is not None and prior.kind == COMPLETED and prior.input == fingerprint:
+        counts = {Action.REUSE.value: prior.facts["count"]}
+        return _Outlook("completed", prior.digest), _decision(vertex.id, UNCHANGED, prior, counts)
+    changed = prior is not None and prior.input is not None and prior.input != fingerprint
+    if changed:
+        verdict = Verdict(Action.CHECK, "items_changed")
+        counts = {Action.CHECK.value: sum(counts.values())}
+    elif counts.get(Action.HOLD):
+        verdict = UNCERTAIN
+    else:
+        verdict = Verdict(Action.RUN, "items_missing" if counts else "new")
+    return _Outlook("open", None), _decision(vertex.id, verdict, prior, counts)
+
+
+def _counts(vertex: Vertex, prior: Record | None, snapshot: Snapshot) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for _, verdict, _ in _items(vertex, prior, snapshot):
+        counts[verdict.action.value] = counts.get(verdict.action.value, 0) + 1
+    return counts
+
+
+def _items(
+    vertex: Vertex, prior: Record | None, snapshot: Snapshot
+) -> Iterator[tuple[str, Verdict, Record | None]]:
+    """Give each item of a map that was spread out before, with what its own last record says."""
+    for k in range(prior.facts.get("count", 0) if prior is not None else 0):
+        path = f"{vertex.id}[{k}]"
+        record = snapshot.paths.get(path)
+        fingerprint = record.input if record is not None else None
+        yield (
+            path,
+            decide(
+                record,
+                fingerprint,
+                idempotent=vertex.idempotent,
+                reconcilable=vertex.node.reconcile is not None,
+            ),
+            record,
+        )
+
+
+def _item_decisions(vertex: Vertex, snapshot: Snapshot, own: Decision) -> Iterator[Decision]:
+    for path, verdict, record in _items(vertex, snapshot.paths.get(vertex.id), snapshot):
+        if own.action == Action.REUSE and verdict.action is not Action.REUSE:
+            verdict = Verdict(Action.REUSE, "tolerated")
+        elif own.action in {Action.CHECK, Action.SKIP} and verdict.action is Action.REUSE:
+            verdict = Verdict(Action.CHECK, own.reason) if own.action == Action.CHECK else verdict
+        yield _decision(path, verdict, record)
+
+
+def _with_recomputed(rules: Sequence[Vertex], decisions: list[Decision]) -> list[Decision]:
+    """A pure node that would be reused runs after all where one that runs needs its value."""
+    at = {decision.path: n for n, decision in enumerate(decisions)}
+    for vertex in reversed(rules):
+        own = decisions[at[vertex.id]]
+        if not vertex.pure or own.action != Action.REUSE:
+            continue
+        below = {decisions[at[rules[child].id]].action for child in vertex.children}
+        if Action.RUN in below:
+            decisions[at[vertex.id]] = Decision(
+                vertex.id, Action.RUN, "recomputed", own.seconds, own.usage, own.items
+            )
+        elif Action.CHECK in below:
+            decisions[at[vertex.id]] = Decision(
+                vertex.id, Action.CHECK, "recomputed", own.seconds, own.usage, own.items
+            )
+    return decisions
+
+
+def part(source: Source, parent_digest: Callable[[int], bytes | None], inputs: Mapping[str, bytes]) -> bytes:
+    """Give what stands in a fingerprint for one thing a node receives."""
+    if source.kind == "parent":
+        return parent_digest(source.index) or ABSENT
+    if source.kind == "input":
+        return inputs.get(source.name, ABSENT)
+    return codec.digest(codec.canonical(source.value))
+
+
+def _decision(
+    path: str, verdict: Verdict, prior: Record | None, items: Mapping[str, int] | None = None
+) -> Decision:
+    done = prior is not None and prior.kind == COMPLETED
+    seconds = prior.took / 1e6 if done and prior is not None and prior.took is not None else None
+    usage = prior.facts.get("usage", {}) if done and prior is not None else {}
+    return Decision(path, verdict.action.value, verdict.reason, seconds, usage, items or {})

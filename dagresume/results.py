@@ -1,0 +1,199 @@
+"""What a run gives back: outputs decoded when they are asked for, from what was committed."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
+
+from dagresume import codec
+from dagresume.errors import NoOutput
+from dagresume.events import NodeStatus, RunStatus, segments
+from dagresume.policy import NodeFailure
+
+__all__ = ["CheckpointLatency", "Outputs", "RunResult", "Stats", "Stored"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Stored(NamedTuple):
+    """Where a packed output lies: the record that holds it, or the blob it refers to, and its digest."""
+
+    path: str
+    seq: int
+    digest: bytes
+    blob: str | None = None
+
+
+Cell = str | Stored | Sequence[str | Stored]
+"""A packed output, where it lies, or those of the items of a map."""
+Fetch = Callable[[Sequence[Stored]], list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointLatency:
+    """How long results waited to be durable, in seconds, from the return of the function to the end of the commit."""
+
+    p50: float
+    p95: float
+    p99: float
+    max: float
+    count: int
+
+    @classmethod
+    def of(cls, seconds: array[float]) -> CheckpointLatency:
+        """Give the percentiles of these waits (nearest rank)."""
+        if not seconds:
+            return cls(0.0, 0.0, 0.0, 0.0, 0)
+        ranked = sorted(seconds)
+        last = len(ranked) - 1
+        p50, p95, p99 = (ranked[min(last, int(share * len(ranked)))] for share in (0.5, 0.95, 0.99))
+        return cls(p50, p95, p99, ranked[-1], len(ranked))
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What this call cost: `commits` durable transactions, `seconds` of wall time, and the wait of each checkpoint."""
+
+    commits: int
+    seconds: float
+    waits: array[float] = field(repr=False)
+
+    @property
+    def checkpoint_latency(self) -> CheckpointLatency:
+        """`p50 p95 p99 max count` of the time each result waited to be durable, in seconds."""
+        return CheckpointLatency.of(self.waits)
+
+
+class Outputs(Mapping[str, Any]):
+    """The outputs of a run by node id, each decoded anew whenever it is asked for.
+
+    No key for failed, skipped and `checkpoint=False` nodes; asking for one raises NoOutput, which is a KeyError and says
+    its status. An item of a map is found under its path: `outputs["score[3]"]`.
+    """
+
+    def __init__(
+        self,
+        cells: Mapping[str, Cell],
+        types: Mapping[str, codec.Types],
+        status: Callable[[str], str | None],
+        fetch: Fetch,
+    ) -> None:
+        self._cells, self._types, self._status, self._fetch = cells, types, status, fetch
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._cells)
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._cells
+
+    def __repr__(self) -> str:
+        return f"<outputs of {', '.join(self._cells) or 'no node'}>"
+
+    def __getitem__(self, path: str) -> Any:
+        cell = self._cells.get(path)
+        types = self._types.get(path, codec.EMPTY)
+        if cell is None:
+            cell, types = self._item(path)
+        if isinstance(cell, str):
+            return codec.unpack(cell, types)
+        if isinstance(cell, Stored):
+            return codec.unpack(self._fetch([cell])[0], types)
+        return codec.unpack_many(self._texts(cell), types)
+
+    def _item(self, path: str) -> tuple[str | Stored, codec.Types]:
+        try:
+            *_, (node, index) = segments(path)
+        except ValueError:
+            raise NoOutput(path, None) from None
+        cell = self._cells.get(node)
+        if index is None or cell is None or isinstance(cell, str | Stored) or index >= len(cell):
+            status = self._status(path)
+            pure = " checkpoint=False: its output is not stored." if status == NodeStatus.COMPLETED else ""
+            raise NoOutput(path, status, pure)
+        return cell[index], self._types.get(node, codec.EMPTY)
+
+    def _texts(self, cells: Sequence[str | Stored]) -> list[str]:
+        missing = [cell for cell in cells if not isinstance(cell, str)]
+        if not missing:
+            return cells  # type: ignore[return-value]  # all of them are str
+        fetched = iter(self._fetch(missing))
+        return [cell if isinstance(cell, str) else next(fetched) for cell in cells]
+
+
+class Lazily(Sequence[str]):
+    """A sequence of paths that is put together when somebody looks at it."""
+
+    def __init__(self, make: Callable[[], list[str]]) -> None:
+        self._make = make
+        self._made: list[str] | None = None
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        return self._all()[index]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._all() == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self._all())
+
+    def _all(self) -> list[str]:
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+
+@dataclass(slots=True)
+class RunResult:
+    """How a run ended and what it gave.
+
+    `result[fn]` is the output of a decorated function, typed by it; `result["id"]` that of a node. `executed` are the
+    paths whose function began in this call, in that order; `reused` those completed before it and not run in it.
+    `failures` is {path: NodeFailure} in the order of the definition.
+    """
+
+    run_id: str
+    workflow: str
+    status: RunStatus
+    reason: str | None
+    outputs: Outputs
+    failures: dict[str, NodeFailure]
+    executed: Sequence[str]
+    reused: Sequence[str]
+    stats: Stats
+    ids: Mapping[int, str] = field(default_factory=dict, repr=False)
+
+    @overload
+    def __getitem__(self, node: Callable[P, Awaitable[R]]) -> R: ...
+    @overload
+    def __getitem__(self, node: Callable[P, R]) -> R: ...
+    @overload
+    def __getitem__(self, node: str) -> Any: ...
+    def __getitem__(self, node: Any) -> Any:
+        return self.outputs[node if isinstance(node, str) else self._id_of(node)]
+
+    def __contains__(self, node: object) -> bool:
+        return (node if isinstance(node, str) else self._id_of(node)) in self.outputs
+
+    def _id_of(self, function: object) -> str:
+        found = self.ids.get(id(function)) or getattr(function, "__name__", None)
+        if not isinstance(found, str):
+            raise NoOutput(repr(function), None, " Give a node's id or its function.")
+        return found

@@ -1,0 +1,264 @@
+"""The tables and views of a database file, how a file becomes ours, and what its errors mean.
+
+A file is ours if it has the table `dagresume_meta`. A new (or empty) file becomes ours, a sound SQLite
+database of somebody else's only if they asked for it; everything else is refused before a byte is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from dagresume.errors import SchemaTooNew, StoreCorrupt, StoreError, StoreFull, StoreReadOnly
+
+__all__ = [
+    "APPLICATION_ID",
+    "EVENT_COLUMNS",
+    "VERSION",
+    "busy",
+    "examine",
+    "explained",
+    "migrate",
+    "persist",
+    "use_wal",
+]
+
+APPLICATION_ID: Final = int.from_bytes(b"dgrs", "big")
+EVENT_COLUMNS: Final = "kind, status, attempt, at, path, reason, input, digest, size, took, data, output"
+"""The columns of a record, in the order of `Record`'s fields."""
+
+_LATEST: Final = """e.status IS NOT NULL AND NOT EXISTS (
+    SELECT 1 FROM dagresume_events AS n
+    WHERE n.run = e.run AND n.path = e.path AND n.seq > e.seq AND n.status IS NOT NULL)"""
+_FIRST: Final = """(SELECT f.at FROM dagresume_events AS f
+    WHERE f.run = e.run AND f.path = e.path AND f.status IS NOT NULL ORDER BY f.seq LIMIT 1)"""
+_NO_EVENT: Final = """NOT EXISTS (
+    SELECT 1 FROM dagresume_events AS n WHERE n.run = r.run AND n.path = d.node AND n.status IS NOT NULL)"""
+_RETRY_COUNT: Final = "max(coalesce(e.attempt, 1) - 1, 0)"
+_INPUT: Final = "nullif(lower(hex(e.input)), '')"
+
+
+def _iso(column: str) -> str:
+    """Give SQL for a time with fixed digits: so its text sorts as the times do."""
+    return (
+        f"strftime('%Y-%m-%dT%H:%M:%S', {column} / 1000000, 'unixepoch')"
+        f" || printf('.%06d+00:00', {column} % 1000000)"
+    )
+
+
+def _checkpoints(status: str, which: str) -> str:
+    return f"""
+SELECT e.seq AS id, r.run_id AS workflow_id, e.path AS node_id, {status} AS node_status,
+       e.output AS node_output, {_INPUT} AS node_input, {_RETRY_COUNT} AS retry_count,
+       {_FIRST} AS created_at, e.at AS updated_at
+FROM dagresume_events AS e JOIN dagresume_runs AS r ON r.run = e.run
+WHERE {which} AND {_LATEST}"""
+
+
+# An attempt that is tried again by itself is no failure to whoever counts failures. It has an arm of its own,
+# so that a question for one status reaches the index on failures.
+_RETRIED: Final = "e.status = 'failed' AND e.reason IS 'retry'"
+_WORKFLOW_CHECKPOINTS: Final = f"""CREATE VIEW workflow_checkpoints AS
+{_checkpoints("e.status", f"NOT ({_RETRIED})")}
+UNION ALL
+{_checkpoints("'running'", _RETRIED)}
+UNION ALL
+SELECT NULL, r.run_id, d.node, 'pending', NULL, NULL, 0, r.created_at, r.created_at
+FROM dagresume_runs AS r JOIN dagresume_definition_nodes AS d ON d.definition = r.definition
+WHERE {_NO_EVENT}"""
+
+_EXACT_CHECKPOINTS: Final = f"""CREATE VIEW dagresume_checkpoints AS
+SELECT e.seq AS id, r.run_id AS workflow_id, r.workflow AS workflow, e.path AS node_id,
+       CASE WHEN e.kind = 'node.failed' AND e.reason IS 'retry' THEN 'waiting'
+            WHEN e.kind = 'node.started' THEN 'running'
+            WHEN e.kind IN ('node.reset', 'node.withdrawn') THEN 'pending'
+            ELSE substr(e.kind, 6) END AS node_status,
+       e.reason AS reason, e.output AS node_output, {_INPUT} AS node_input, {_RETRY_COUNT} AS retry_count,
+       e.took / 1e6 AS seconds, {_iso(_FIRST)} AS created_at, {_iso("e.at")} AS updated_at
+FROM dagresume_events AS e JOIN dagresume_runs AS r ON r.run = e.run
+WHERE {_LATEST}
+UNION ALL
+SELECT NULL, r.run_id, r.workflow, d.node, 'pending', NULL, NULL, NULL, 0, NULL,
+       {_iso("r.created_at")}, {_iso("r.created_at")}
+FROM dagresume_runs AS r JOIN dagresume_definition_nodes AS d ON d.definition = r.definition
+WHERE {_NO_EVENT}"""
+
+_VERSION_1: Final = (
+    "CREATE TABLE dagresume_meta(name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+    """CREATE TABLE dagresume_definitions(definition INTEGER PRIMARY KEY, workflow TEXT NOT NULL,
+  version TEXT NOT NULL, hash BLOB NOT NULL, graph TEXT NOT NULL, created_at INTEGER NOT NULL,
+  UNIQUE(workflow, hash))""",
+    """CREATE TABLE dagresume_definition_nodes(definition INTEGER NOT NULL, node TEXT NOT NULL,
+  position INTEGER NOT NULL, type TEXT NOT NULL, PRIMARY KEY(definition, node)) WITHOUT ROWID""",
+    """CREATE TABLE dagresume_sessions(session INTEGER PRIMARY KEY AUTOINCREMENT, uuid TEXT NOT NULL UNIQUE,
+  host TEXT NOT NULL, boot_id TEXT, pid_ns INTEGER, pid INTEGER NOT NULL, pid_started INTEGER,
+  started_at INTEGER NOT NULL, expires_at INTEGER NOT NULL, ended_at INTEGER)""",
+    """CREATE TABLE dagresume_runs(run INTEGER PRIMARY KEY AUTOINCREMENT, run_id TEXT NOT NULL UNIQUE,
+  workflow TEXT NOT NULL, version TEXT NOT NULL, definition INTEGER NOT NULL, key TEXT,
+  holds_key INTEGER NOT NULL, status TEXT NOT NULL, reason TEXT, owner INTEGER, epoch INTEGER NOT NULL,
+  wake_at INTEGER, source TEXT NOT NULL, auto_resumes INTEGER NOT NULL, recoveries INTEGER NOT NULL,
+  forked_from INTEGER, forked_at_seq INTEGER, created_at INTEGER NOT NULL, updated_at INTEGER NOT NULL,
+  finished_at INTEGER, usage TEXT, inputs_digest BLOB, inputs TEXT)""",
+    """CREATE UNIQUE INDEX dagresume_runs_key ON dagresume_runs(workflow, key)
+  WHERE key IS NOT NULL AND holds_key = 1""",
+    "CREATE INDEX dagresume_runs_latest ON dagresume_runs(workflow, key) WHERE key IS NOT NULL",
+    "CREATE INDEX dagresume_runs_workflow ON dagresume_runs(workflow)",
+    "CREATE INDEX dagresume_runs_status ON dagresume_runs(status)",
+    # No AUTOINCREMENT: its counter costs another page in every commit (7 % of a small one). Whoever deletes
+    # records leaves the last one of the table, so that no seq is given twice. `output` is last: a load
+    # without it never touches its overflow pages.
+    """CREATE TABLE dagresume_events(seq INTEGER PRIMARY KEY, run INTEGER NOT NULL, kind TEXT NOT NULL,
+  status TEXT, attempt INTEGER, at INTEGER NOT NULL, path TEXT, reason TEXT, input BLOB, digest BLOB,
+  size INTEGER, took INTEGER, data TEXT, output TEXT)""",
+    "CREATE INDEX dagresume_events_path ON dagresume_events(run, path)",
+    "CREATE INDEX dagresume_events_failed ON dagresume_events(run, path) WHERE status = 'failed'",
+    "CREATE INDEX dagresume_events_audit ON dagresume_events(kind) WHERE status IS NULL",
+    """CREATE TABLE dagresume_once(scope TEXT NOT NULL, key TEXT NOT NULL, run INTEGER NOT NULL,
+  path TEXT NOT NULL, state TEXT NOT NULL, result TEXT, at INTEGER NOT NULL,
+  PRIMARY KEY(scope, key)) WITHOUT ROWID""",
+    """CREATE TABLE dagresume_logs(id INTEGER PRIMARY KEY, run INTEGER NOT NULL, path TEXT,
+  attempt INTEGER, at INTEGER NOT NULL, level TEXT NOT NULL, line TEXT NOT NULL)""",
+    "CREATE INDEX dagresume_logs_run ON dagresume_logs(run)",
+    "CREATE TABLE dagresume_cursors(name TEXT PRIMARY KEY, value TEXT, at INTEGER NOT NULL) WITHOUT ROWID",
+    _WORKFLOW_CHECKPOINTS,
+    _EXACT_CHECKPOINTS,
+)
+
+MIGRATIONS: Final = (_VERSION_1,)
+"""The statements that lead from each version to the next; what was released is never edited."""
+VERSION: Final = len(MIGRATIONS)
+
+
+def examine(conn: sqlite3.Connection, path: str, adopt: bool) -> int:
+    """Give the version of our tables in this file (0: none yet, and they may be made). Writes nothing.
+
+    Raises StoreCorrupt for what is not ours to write to and SchemaTooNew for what a newer dagresume wrote.
+    """
+    names = {name for (name,) in conn.execute("SELECT name FROM sqlite_master")}
+    if "dagresume_meta" not in names:
+        if names or _is_claimed(conn):
+            _refuse_or_adopt(conn, path, adopt)
+        return 0
+    row = conn.execute("SELECT value FROM dagresume_meta WHERE name = 'schema_version'").fetchone()
+    if row is None or not str(row[0]).isdecimal():
+        raise StoreCorrupt(path, "its table dagresume_meta has no schema_version")
+    if int(row[0]) > VERSION:
+        raise SchemaTooNew(path, int(row[0]), VERSION)
+    return int(row[0])
+
+
+def _is_claimed(conn: sqlite3.Connection) -> bool:
+    """Say whether somebody marked this database, which has no table yet, as theirs."""
+    return any(_pragma(conn, name) for name in ("application_id", "user_version"))
+
+
+def _refuse_or_adopt(conn: sqlite3.Connection, path: str, adopt: bool) -> None:
+    if not adopt:
+        raise StoreCorrupt(
+            path, "not a dagresume database, but one of another program (adopt=True adds our tables to it)"
+        )
+    problem = _pragma(conn, "quick_check(1)")
+    if problem != "ok":
+        raise StoreCorrupt(path, f"not a sound database: {problem}")
+
+
+def migrate(conn: sqlite3.Connection, path: str, adopt: bool, now: int) -> None:
+    """Bring our tables to the version known here, inside the transaction that is open."""
+    found = examine(conn, path, adopt)
+    if found == VERSION:
+        return
+    fresh = not (found or conn.execute("SELECT 1 FROM sqlite_master").fetchone() or _is_claimed(conn))
+    for statements in MIGRATIONS[found:]:
+        for statement in statements:
+            conn.execute(statement)
+    conn.execute("INSERT OR REPLACE INTO dagresume_meta VALUES ('schema_version', ?)", [str(VERSION)])
+    if not found:
+        conn.execute("INSERT INTO dagresume_meta VALUES ('created_at', ?)", [str(now)])
+    if fresh:
+        conn.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    if _pragma(conn, "application_id") == APPLICATION_ID:
+        conn.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def use_wal(conn: sqlite3.Connection, path: str) -> None:
+    """Switch the file to write-ahead logging; StoreError if it stays in another mode."""
+    if _pragma(conn, "journal_mode") == "wal":
+        return
+    mode = _pragma(conn, "journal_mode = WAL")
+    if mode != "wal":
+        raise StoreError(
+            f"{path}: SQLite cannot keep a write-ahead log here (journal mode is {mode!r}), as on a network"
+            " file system. Put the file on a local disk; if several machines share it, use postgresql://…"
+        )
+
+
+def _pragma(conn: sqlite3.Connection, text: str) -> Any:
+    row = conn.execute(f"PRAGMA {text}").fetchone()
+    return row[0] if row else None
+
+
+# -- errors ---------------------------------------------------------------------------------------------
+
+_BY_CODE: Final[dict[int, Callable[[str, str], StoreError]]] = {
+    sqlite3.SQLITE_FULL: StoreFull,
+    sqlite3.SQLITE_READONLY: StoreReadOnly,
+    sqlite3.SQLITE_PERM: StoreReadOnly,
+    sqlite3.SQLITE_CANTOPEN: StoreReadOnly,
+    sqlite3.SQLITE_CORRUPT: StoreCorrupt,
+    sqlite3.SQLITE_NOTADB: StoreCorrupt,
+}
+
+
+def _code(error: BaseException) -> int:
+    return int(getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
+
+
+def busy(error: BaseException) -> bool:
+    """Say whether the database was locked by somebody: the one thing that is worth another try."""
+    return _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+T = TypeVar("T")
+PATIENCE: Final = 30.0
+
+
+def persist(conn: sqlite3.Connection, job: Callable[[], T], patience: float = PATIENCE) -> T:
+    """Do `job`, again while the database is locked by somebody; after any error no transaction is open."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return job()
+        except BaseException as error:
+            # Some errors end the transaction by themselves, others leave it open.
+            with contextlib.suppress(sqlite3.Error):
+                if conn.in_transaction:
+                    conn.execute("ROLLBACK")
+            if not busy(error) or time.monotonic() >= deadline:
+                raise
+        time.sleep(0.005)
+
+
+def explained(path: str, error: Exception) -> StoreError:
+    """Give our error for SQLite's, which becomes its cause."""
+    if isinstance(error, StoreError):
+        return error
+    make = _BY_CODE.get(_code(error))
+    problem = _why_not_opened(path) if _code(error) == sqlite3.SQLITE_CANTOPEN else str(error)
+    if busy(error):
+        problem = "locked by another program all the time; end what holds it, then resume"
+    found = make(path, problem) if make else StoreError(f"{path}: {problem}")
+    found.__cause__ = error
+    return found
+
+
+def _why_not_opened(path: str) -> str:
+    place = Path(path)
+    if place.is_dir():
+        return "it is a folder"
+    if not place.parent.exists():
+        return f"there is no folder {place.parent}"
+    return "the file, or one that SQLite keeps beside it, cannot be opened or made"

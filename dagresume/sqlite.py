@@ -1,0 +1,406 @@
+"""The store in one SQLite file.
+
+Two connections, each with a thread of its own: one writes (see `writer`), one reads. Every call is one hop
+to its thread and one answer back: no cursor and no transaction is ever open between two awaits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sqlite3
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+
+import aiosqlite
+import anyio
+
+from dagresume.errors import StoreError
+from dagresume.events import Record, r5_word
+from dagresume.schema import EVENT_COLUMNS, examine, explained, migrate, persist, use_wal
+from dagresume.store import (
+    SYSTEM_CLOCK,
+    Holder,
+    Loaded,
+    LogLine,
+    Outcome,
+    RunRow,
+    Session,
+    Unit,
+)
+from dagresume.wal import SIZE_LIMIT, uri
+from dagresume.writer import Worker, Writer, holder
+
+if TYPE_CHECKING:
+    from dagresume.clock import Clock
+
+__all__ = ["SQLiteStore"]
+
+T = TypeVar("T")
+_TIMEOUT: Final = 5.0
+_RUN_COLUMNS: Final = ", ".join(RunRow._fields)
+_RECORD: Final = f"{EVENT_COLUMNS.removesuffix(', output')}, NULL, seq"
+"""The columns of a `Record` without its output, whose pages a reader of the journal never touches."""
+
+
+class SQLiteStore:
+    """A durable home for runs in one file on a local disk.
+
+    `synchronous`: "full" survives the loss of power, "normal" the death of the process. `adopt`: put the
+    tables into a database of somebody else. An error of the file itself is a StoreError that names it.
+    """
+
+    persistent = True
+    connection_class: type[Writer] = Writer
+    """The connection that writes; a subclass may watch or disturb what it does (see `dagresume.testing`)."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        synchronous: Literal["full", "normal"] = "full",
+        adopt: bool = False,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        if synchronous not in ("full", "normal"):
+            raise ValueError(f"synchronous={synchronous!r}: 'full' or 'normal'")
+        self.name = os.fspath(path)
+        self.commits = 0
+        self._path = os.path.abspath(self.name)  # noqa: PTH100  # Path.absolute() keeps `..`
+        self._synchronous = synchronous
+        self._adopt = adopt
+        self._clock = clock
+        self._session: int | None = None
+        self._pid = os.getpid()
+        self._connections: list[tuple[aiosqlite.Connection, Worker]] = []
+
+    # opening and closing
+
+    async def open(self, session: Session) -> int:
+        """Make the file ready and register this session; gives its number.
+
+        Raises StoreCorrupt and SchemaTooNew for a file that is not ours to write to (it stays as it is), and
+        StoreReadOnly where nothing can be written.
+        """
+        if self._connections:
+            raise StoreError(f"{self.name} is open already")
+        self._pid = os.getpid()
+        try:
+            await _to_the_end(self._open(session))
+        except BaseException:
+            await self.close()
+            raise
+        assert self._session is not None
+        return self._session
+
+    async def _open(self, session: Session) -> None:
+        await self._connect(self._path, partial(self._make_writer, session))
+        await self._connect(uri(self._path), _make_reader, uri=True)
+
+    async def _connect(self, place: str, make: Callable[..., Worker], **options: Any) -> None:
+        made: list[Worker] = []
+
+        def factory(*arguments: Any, **rest: Any) -> Worker:
+            made.append(make(*arguments, **rest))
+            return made[0]
+
+        try:
+            connection = await aiosqlite.connect(
+                place, factory=factory, isolation_level=None, timeout=_TIMEOUT, **options
+            )
+        except sqlite3.Error as error:
+            raise explained(self._path, error) from error
+        self._connections.append((connection, made[0]))
+
+    def _make_writer(self, session: Session, *arguments: Any, **options: Any) -> Writer:
+        writer = self.connection_class(*arguments, **options)
+        try:
+            writer.set_up(self._path, self._clock)
+            self._prepare(writer, session)
+        except BaseException:
+            writer.close()
+            raise
+        return writer
+
+    def _prepare(self, writer: Writer, session: Session) -> None:
+        persist(writer, partial(examine, writer, self._path, self._adopt))
+        persist(writer, partial(use_wal, writer, self._path))
+        for pragma in (
+            f"synchronous = {self._synchronous}",
+            "wal_autocheckpoint = 0",
+            f"journal_size_limit = {SIZE_LIMIT}",
+            "foreign_keys = 0",
+        ):
+            writer.execute(f"PRAGMA {pragma}").fetchall()
+        self._session = persist(writer, partial(self._register, writer, session))
+
+    def _register(self, writer: Writer, session: Session) -> int:
+        writer.execute("BEGIN IMMEDIATE")
+        migrate(writer, self._path, self._adopt, self._clock.now())
+        marks = ", ".join("?" * len(session))
+        sql = f"INSERT INTO dagresume_sessions({', '.join(Session._fields)}) VALUES ({marks})"
+        number = writer.execute(sql, session).lastrowid
+        writer.execute("COMMIT")
+        return number or 0
+
+    async def close(self) -> None:
+        """End the session, empty the log and let the file go."""
+        if self._connections:
+            await _to_the_end(self._close())
+
+    async def _close(self) -> None:
+        connections, self._connections = self._connections[::-1], []
+        session, self._session = self._session, None
+        try:
+            if session is not None and os.getpid() == self._pid:
+                connection, worker = connections[-1]
+                await _hop(connection, worker, partial(self._end, worker, session))
+        finally:
+            for connection, _ in connections:
+                await connection.close()
+
+    def _end(self, writer: Worker, session: int) -> None:
+        # A session that cannot be ended ends when its lease does.
+        with contextlib.suppress(sqlite3.Error):
+            sql = "UPDATE dagresume_sessions SET ended_at = ? WHERE session = ? AND ended_at IS NULL"
+            writer.execute(sql, [self._clock.now(), session])
+        if isinstance(writer, Writer):
+            writer.wal.close(writer)
+
+    def abandon(self) -> None:
+        """Stop the connections' threads, which would keep an interpreter from ending; from any thread."""
+        connections, self._connections = self._connections, []
+        for connection, _ in connections:
+            connection.stop()
+
+    def renew(self, expires_at: int) -> bool:
+        """Prolong this session's lease; for a thread of its own. False: the session is gone."""
+        session = self._session
+        if session is None:
+            return False
+        sql = "UPDATE dagresume_sessions SET expires_at = ? WHERE session = ? AND ended_at IS NULL"
+        try:
+            with self._visit(timeout=1.0) as conn:
+                conn.execute("PRAGMA synchronous = NORMAL")
+                conn.execute("PRAGMA wal_autocheckpoint = 0").fetchall()
+                return bool(conn.execute(sql, [expires_at, session]).rowcount)
+        except sqlite3.Error as error:
+            raise explained(self._path, error) from error
+
+    @contextlib.contextmanager
+    def _visit(self, timeout: float = _TIMEOUT) -> Iterator[sqlite3.Connection]:
+        """Give a connection for this moment, in whatever thread we are."""
+        conn = sqlite3.connect(uri(self._path), uri=True, isolation_level=None, timeout=timeout)
+        with contextlib.closing(conn):
+            yield conn
+
+    # the one verb
+
+    async def commit(self, units: Sequence[Unit]) -> list[Outcome]:
+        """Write these units in one durable transaction; one outcome for each, in order.
+
+        Units with SQL of the user's have a transaction of their own. Cancelled, this ends after the writing
+        has, which cannot be stopped in the middle.
+        """
+        connection, writer = self._at(0)
+        assert isinstance(writer, Writer)
+        try:
+            return await _hop(connection, writer, partial(writer.write, units))
+        except asyncio.CancelledError:
+            await _to_the_end(_hop(connection, writer, _nothing))
+            raise
+        finally:
+            self.commits = writer.commits
+
+    def _at(self, place: int) -> tuple[aiosqlite.Connection, Worker]:
+        if not self._connections:
+            raise StoreError(f"{self.name} is not open")
+        if os.getpid() != self._pid:
+            raise StoreError(
+                f"{self.name} was opened by another process, from which this one was forked. Open an engine"
+                " of this process' own."
+            )
+        return self._connections[place]
+
+    # readers
+
+    async def _read(self, job: Callable[[sqlite3.Connection], T]) -> T:
+        """Do `job` on the reading connection, in one read transaction."""
+        connection, reader = self._at(1)
+        try:
+            return await _hop(
+                connection, reader, partial(persist, reader, partial(_in_one_view, reader, job))
+            )
+        except sqlite3.Error as error:
+            raise explained(self._path, error) from error
+
+    async def load(self, run_id: str) -> Loaded | None:
+        """Give a run with its journal, or None."""
+        return await self._read(partial(self._load, run_id))
+
+    def _load(self, run_id: str, conn: sqlite3.Connection) -> Loaded | None:
+        sql = f"SELECT {_RUN_COLUMNS} FROM dagresume_runs WHERE run_id = ?"
+        found = conn.execute(sql, [run_id]).fetchone()
+        if found is None:
+            return None
+        row = RunRow(*found)
+        # A list of row numbers comes sorted: in order without sorting the rows.
+        which = "seq IN (SELECT seq FROM dagresume_events WHERE run = ?)"
+        records = conn.execute(
+            f"SELECT {_RECORD} FROM dagresume_events WHERE {which} ORDER BY seq", [row.run]
+        )
+        graphs = "SELECT graph FROM dagresume_definitions WHERE definition = ?"
+        graph = conn.execute(graphs, [row.definition]).fetchone()
+        owner = holder(conn, row.owner, self._clock)
+        return Loaded(row, list(map(Record._make, records)), graph[0] if graph else "", owner)
+
+    async def find(
+        self,
+        *,
+        workflow: str | None = None,
+        key: str | None = None,
+        status: Sequence[str] | None = None,
+        before: int | None = None,
+        limit: int = 100,
+    ) -> list[tuple[RunRow, Holder | None]]:
+        """Give the rows of runs, newest first, that match all of what is given."""
+        wanted = {"workflow = ?": workflow, "key = ?": key, "run < ?": before}
+        return await self._read(
+            partial(self._find, {k: v for k, v in wanted.items() if v is not None}, status, limit)
+        )
+
+    def _find(
+        self, wanted: dict[str, Any], status: Sequence[str] | None, limit: int, conn: sqlite3.Connection
+    ) -> list[tuple[RunRow, Holder | None]]:
+        # One question for each status: each of them comes newest first from the index, and ends at the limit.
+        questions = [wanted] if status is None else [wanted | {"status = ?": word} for word in set(status)]
+        rows: list[RunRow] = []
+        for question in questions:
+            where = f"WHERE {' AND '.join(question)}" if question else ""
+            sql = f"SELECT {_RUN_COLUMNS} FROM dagresume_runs {where} ORDER BY run DESC LIMIT ?"
+            rows += map(RunRow._make, conn.execute(sql, [*question.values(), limit]))
+        rows = sorted(rows, reverse=True)[:limit]
+        holders = {owner: holder(conn, owner, self._clock) for owner in {row.owner for row in rows}}
+        return [(row, holders[row.owner]) for row in rows]
+
+    async def tail(
+        self, after: int, *, run_id: str | None = None, kinds: Sequence[str] | None = None, limit: int = 1000
+    ) -> list[tuple[str, Record]]:
+        """Give (run id, record without output) of the journal after a seq, in order."""
+        return await self._read(partial(_tail, after, run_id, kinds, limit))
+
+    async def output(self, seqs: Sequence[int]) -> list[str | None]:
+        """Give the packed outputs of these records, in the order asked for; None where there is none."""
+        return await self._read(partial(_outputs, seqs))
+
+    def output_now(self, seqs: Sequence[int]) -> list[str | None]:
+        """Do the same without an event loop, from any thread, also after `close`."""
+        try:
+            with self._visit() as conn:
+                return _outputs(seqs, conn)
+        except sqlite3.Error as error:
+            raise explained(self._path, error) from error
+
+    async def logs(self, run_id: str, *, after: int = 0, limit: int = 1000) -> list[tuple[int, LogLine]]:
+        """Give (id, line) of what the nodes of a run logged, in order."""
+        return await self._read(partial(_logs, run_id, after, limit))
+
+    async def changed(self) -> int:
+        """Give a number that differs from the last one if another connection has written since."""
+        connection, writer = self._at(0)
+        rows = await _hop(connection, writer, lambda: writer.execute("PRAGMA data_version").fetchone())
+        return int(rows[0])
+
+
+# -- in the thread of a connection ----------------------------------------------------------------------
+
+
+def _make_reader(*arguments: Any, **options: Any) -> Worker:
+    reader = Worker(*arguments, **options)
+    reader.execute("PRAGMA query_only = 1")
+    return reader
+
+
+def _in_one_view(conn: sqlite3.Connection, job: Callable[[sqlite3.Connection], T]) -> T:
+    conn.execute("BEGIN")
+    found = job(conn)
+    conn.execute("COMMIT")
+    return found
+
+
+def _tail(
+    after: int,
+    run_id: str | None,
+    kinds: Sequence[str] | None,
+    limit: int,
+    conn: sqlite3.Connection,
+) -> list[tuple[str, Record]]:
+    where, values = ["seq > ?"], [after]
+    if run_id is not None:
+        run = conn.execute("SELECT run FROM dagresume_runs WHERE run_id = ?", [run_id]).fetchone()
+        where = ["seq IN (SELECT seq FROM dagresume_events WHERE run = ? AND seq > ?)"]
+        values = [run[0] if run else 0, after]
+    if kinds is not None:
+        where.append(f"e.kind IN ({', '.join('?' * len(kinds))})")
+        if run_id is None and not any(map(r5_word, kinds)):
+            where.append("e.status IS NULL")  # what the index of such kinds holds
+    return _tailed(conn, " AND ".join(where), [*values, *(kinds or ()), limit])
+
+
+def _tailed(conn: sqlite3.Connection, where: str, values: Sequence[Any]) -> list[tuple[str, Record]]:
+    columns = ", ".join(f"e.{name}" if name != "NULL" else name for name in _RECORD.split(", "))
+    sql = (
+        f"SELECT (SELECT r.run_id FROM dagresume_runs AS r WHERE r.run = e.run), {columns}"
+        f" FROM dagresume_events AS e WHERE {where} ORDER BY seq LIMIT ?"
+    )
+    return [(row[0] or "", Record._make(row[1:])) for row in conn.execute(sql, values)]
+
+
+def _outputs(seqs: Sequence[int], conn: sqlite3.Connection) -> list[str | None]:
+    join = "json_each(?) AS asked CROSS JOIN dagresume_events AS e ON e.seq = asked.value"
+    sql = f"SELECT e.seq, e.output FROM {join}"
+    found = dict(conn.execute(sql, [json.dumps(list(seqs))]).fetchall())
+    return [found.get(seq) for seq in seqs]
+
+
+def _logs(run_id: str, after: int, limit: int, conn: sqlite3.Connection) -> list[tuple[int, LogLine]]:
+    sql = (
+        "SELECT id, path, attempt, at, level, line FROM dagresume_logs"
+        " WHERE run = (SELECT run FROM dagresume_runs WHERE run_id = ?) AND id > ? ORDER BY id LIMIT ?"
+    )
+    return [(row[0], LogLine(*row[1:])) for row in conn.execute(sql, [run_id, after, limit])]
+
+
+def _nothing() -> None:
+    pass
+
+
+# -- between the loop and the thread --------------------------------------------------------------------
+
+
+async def _hop(connection: aiosqlite.Connection, worker: Worker, job: Callable[[], T]) -> T:
+    """Do `job` in the connection's thread: in the order of the calls, also if a call is cancelled."""
+    box: list[T] = []
+    worker.desk.append((job, box))
+    await connection.commit()
+    return box[0]
+
+
+async def _to_the_end(work: Awaitable[T]) -> T:
+    """Await `work` until it has ended, whatever is cancelled meanwhile; then the cancellation goes on."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    with anyio.CancelScope(shield=True):
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as error:
+                cancelled = error
+    if cancelled is not None:
+        with contextlib.suppress(BaseException):
+            task.exception()
+        raise cancelled
+    return task.result()

@@ -1,0 +1,680 @@
+"""What a store must do: one verb that makes things durable, and a few that read.
+
+`commit(units)` is one durable transaction when it returns. A `Unit` is the records of one run behind one
+guard; it happens whole or not at all, and a refused unit leaves its neighbours alone. Guards are a closed
+list and are checked inside the transaction. Features become kinds of records and guards, never new verbs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from itertools import islice
+from typing import Any, Final, NamedTuple, Protocol
+
+from dagresume.clock import Clock, SystemClock
+from dagresume.errors import StoreError
+from dagresume.events import (
+    RUN_COMPLETED,
+    RUN_REVIVED,
+    Record,
+    RunStatus,
+    projection,
+    releases,
+    run_record,
+)
+
+__all__ = [
+    "Claim",
+    "Committed",
+    "Definition",
+    "Guard",
+    "Holder",
+    "Inbox",
+    "Loaded",
+    "LogLine",
+    "MemoryStore",
+    "NewRun",
+    "Orphaned",
+    "Outcome",
+    "Owned",
+    "Refused",
+    "RunRow",
+    "Session",
+    "SqlFailed",
+    "Store",
+    "StoreFailed",
+    "Unique",
+    "Unit",
+]
+
+
+class RunRow(NamedTuple):
+    """The row of a run: a projection of its journal. Times are microseconds UTC, `inputs` packed text."""
+
+    run: int
+    run_id: str
+    workflow: str
+    version: str
+    definition: int
+    key: str | None
+    holds_key: int
+    status: str
+    reason: str | None
+    owner: int | None
+    epoch: int
+    wake_at: int | None
+    source: str
+    auto_resumes: int
+    recoveries: int
+    forked_from: int | None
+    forked_at_seq: int | None
+    created_at: int
+    updated_at: int
+    finished_at: int | None
+    usage: str | None
+    inputs_digest: bytes | None
+    inputs: str | None
+
+
+class Definition(NamedTuple):
+    """A workflow's definition as it is stored: `graph` is JSON, `nodes` its (id, type) in order."""
+
+    workflow: str
+    version: str
+    hash: bytes
+    graph: str
+    nodes: tuple[tuple[str, str], ...]
+
+
+class Session(NamedTuple):
+    """One living engine: who it is, so that others can tell whether it still lives."""
+
+    uuid: str
+    host: str
+    boot_id: str | None
+    pid_ns: int | None
+    pid: int
+    pid_started: int | None
+    started_at: int
+    expires_at: int
+
+
+class Holder(NamedTuple):
+    """Who owns a run: its session, where it lives, since when, and whether it lives as far as can be told."""
+
+    session: int
+    uuid: str
+    host: str
+    pid: int
+    started_at: int
+    alive: bool
+
+    def __str__(self) -> str:
+        return f"{self.host} (process {self.pid})"
+
+
+class LogLine(NamedTuple):
+    """One line a node logged."""
+
+    path: str | None
+    attempt: int | None
+    at: int
+    level: str
+    line: str
+
+
+# -- guards ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """The run is owned by this session under this epoch.
+
+    A run that was marked interrupted meanwhile is running again.
+    """
+
+    run: int
+    session: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewRun:
+    """The newest run of (workflow, key) is still `saw` (None: there is none). Makes the run.
+
+    `session` owns it; None: left pending, for whoever claims it. An older holder of the key gives it up.
+    """
+
+    run_id: str
+    workflow: str
+    version: str
+    key: str | None
+    saw: int | None
+    session: int | None
+    source: str
+    inputs: str
+    inputs_digest: bytes
+    forked_from: int | None = None
+    forked_at_seq: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The run is unowned or its owner dead, and nothing was written to it after `seen`. Raises the epoch.
+
+    Taking back the key of a run that gave it up is refused while a newer run holds it.
+    """
+
+    run: int
+    session: int
+    seen: int
+
+
+@dataclass(frozen=True, slots=True)
+class Orphaned:
+    """That owner is dead. Writes `interrupted`, leaves owner and epoch as they are."""
+
+    run: int
+    session: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inbox:
+    """A letter from anybody to the run.
+
+    `unless`: refused if a record of this (kind, path) was written after the seq `after`.
+    """
+
+    run: int
+    unless: tuple[str, str | None] | None = None
+    after: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Unique:
+    """No unit with this name was committed before."""
+
+    name: str
+
+
+Guard = Owned | NewRun | Claim | Orphaned | Inbox | Unique
+
+
+@dataclass(slots=True)
+class Unit:
+    """Records of one run behind one guard: all of it happens, or nothing.
+
+    `definition` is stored if it is not there yet, and becomes the run's. `sql` are a user's own statements,
+    run inside the same transaction.
+    """
+
+    guard: Guard
+    records: Sequence[Record] = ()
+    definition: Definition | None = None
+    logs: Sequence[LogLine] = ()
+    sql: Sequence[tuple[str, Sequence[Any]]] = ()
+
+
+# -- outcomes -------------------------------------------------------------------------------------------
+
+
+class Committed(NamedTuple):
+    """The unit is durable; `seq` is that of its last record, `run` and `epoch` those of its run."""
+
+    seq: int
+    run: int = 0
+    epoch: int = 0
+
+
+class Refused(NamedTuple):
+    """The guard did not hold; nothing of the unit was written.
+
+    `reason`: lost (another owner), locked (the owner lives), changed (written to meanwhile), key_taken,
+    exists, missing. `run_id` is the run in the way.
+    """
+
+    reason: str
+    holder: Holder | None = None
+    run_id: str | None = None
+
+
+class SqlFailed(NamedTuple):
+    """The user's own statements failed; nothing of the unit was written."""
+
+    error: Exception
+
+
+class StoreFailed(NamedTuple):
+    """The store could not write this unit, also not alone; nothing of it was written."""
+
+    error: Exception
+
+
+Outcome = Committed | Refused | SqlFailed | StoreFailed
+
+
+class Loaded(NamedTuple):
+    """A run as it is stored: its row, its journal without the outputs, its definition's JSON, who owns it."""
+
+    row: RunRow
+    records: list[Record]
+    graph: str
+    holder: Holder | None
+
+
+class Store(Protocol):
+    """A durable home for runs. Every reader gives whole answers, never an open cursor."""
+
+    name: str
+    """How messages call it; no password in it."""
+    persistent: bool
+    """Whether what is committed outlives the process: user SQL and spilled outputs need that."""
+    commits: int
+    """How many transactions were committed so far."""
+
+    async def open(self, session: Session) -> int:
+        """Make the store ready (tables, views, migrations) and register this session; gives its number."""
+
+    async def close(self) -> None:
+        """End the session and let everything go. Safe to call twice."""
+
+    async def commit(self, units: Sequence[Unit]) -> list[Outcome]:
+        """Write these units in one durable transaction; one outcome for each, in order."""
+
+    def renew(self, expires_at: int) -> bool:
+        """Prolong this session's lease; called from a thread of its own. False: the session is gone."""
+
+    async def load(self, run_id: str) -> Loaded | None:
+        """Give a run with its journal, or None."""
+
+    async def find(
+        self,
+        *,
+        workflow: str | None = None,
+        key: str | None = None,
+        status: Sequence[str] | None = None,
+        before: int | None = None,
+        limit: int = 100,
+    ) -> list[tuple[RunRow, Holder | None]]:
+        """Give the rows of runs, newest first, that match all of what is given.
+
+        `before`: only runs with a smaller number.
+        """
+
+    async def tail(
+        self, after: int, *, run_id: str | None = None, kinds: Sequence[str] | None = None, limit: int = 1000
+    ) -> list[tuple[str, Record]]:
+        """Give (run id, record without output) of the journal after a seq, in order."""
+
+    async def output(self, seqs: Sequence[int]) -> list[str | None]:
+        """Give the packed outputs of these records, in the order asked for; None where there is none."""
+
+    def output_now(self, seqs: Sequence[int]) -> list[str | None]:
+        """Do the same without an event loop, from any thread, also after `close`."""
+
+    async def logs(self, run_id: str, *, after: int = 0, limit: int = 1000) -> list[tuple[int, LogLine]]:
+        """Give (id, line) of what the nodes of a run logged, in order."""
+
+    async def changed(self) -> int:
+        """Give a number that differs from the last one if another process may have written since."""
+
+
+# -- what every store does alike ------------------------------------------------------------------------
+
+SYSTEM_CLOCK: Final = SystemClock()
+
+
+def completes(unit: Unit) -> bool:
+    """Say whether this unit declares its run completed.
+
+    Behind a failed unit of the same run that is not so: every store fails such a unit with the same error.
+    """
+    return any(record.kind == RUN_COMPLETED for record in unit.records)
+
+
+def stored_error(name: str, error: Exception) -> StoreError:
+    """Give the error of a value that no store can hold (a lone surrogate, an integer beyond 64 bits)."""
+    found = StoreError(f"{name} cannot store this: {error}")
+    found.__cause__ = error
+    return found
+
+
+def revival(unit: Unit, clock: Clock) -> Record:
+    """Give the record that goes before `unit` if its owner's run was marked interrupted meanwhile."""
+    return run_record(RUN_REVIVED, unit.records[0].at if unit.records else clock.now())
+
+
+def first_row(run: int, guard: NewRun, unit: Unit, clock: Clock) -> RunRow:
+    """Give the row of a new run before its records are projected on it."""
+    owned = guard.session is not None
+    now = unit.records[0].at if unit.records else clock.now()
+    return RunRow(
+        run=run,
+        run_id=guard.run_id,
+        workflow=guard.workflow,
+        version=guard.version,
+        definition=0,
+        key=guard.key,
+        holds_key=1,
+        status=(RunStatus.RUNNING if owned else RunStatus.PENDING).value,
+        reason=None,
+        owner=guard.session,
+        epoch=int(owned),
+        wake_at=None,
+        source=guard.source,
+        auto_resumes=0,
+        recoveries=0,
+        forked_from=guard.forked_from,
+        forked_at_seq=guard.forked_at_seq,
+        created_at=now,
+        updated_at=now,
+        finished_at=None,
+        usage=None,
+        inputs_digest=guard.inputs_digest,
+        inputs=guard.inputs,
+    )
+
+
+def projected(unit: Unit) -> dict[str, Any]:
+    """Give the columns of the run's row that this unit sets, all its records together."""
+    columns: dict[str, Any] = {}
+    for record in unit.records:
+        if record.path is None:
+            columns |= projection(record) or {}
+    guard = unit.guard
+    if isinstance(guard, NewRun) and guard.session is None:
+        columns["status"] = RunStatus.PENDING.value
+    if isinstance(guard, Owned) and any(map(releases, unit.records)):
+        columns["owner"] = None
+    return columns
+
+
+# -- in memory ------------------------------------------------------------------------------------------
+
+
+class _Book:
+    """What a memory store holds. The records are kept as readers get them, their outputs beside them."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, RunRow] = {}
+        self.numbers: dict[str, int] = {}
+        self.journal: list[tuple[int, Record]] = []
+        self.outputs: list[str | None] = []
+        self.by_run: dict[int, list[Record]] = {}
+        self.logs: list[tuple[int, LogLine]] = []
+        self.names: set[str] = set()
+        self.definitions: dict[tuple[str, bytes], int] = {}
+        self.graphs = [""]
+        self.sessions: dict[int, Session] = {}
+        self.ended: set[int] = set()
+        self.commits = 0
+
+
+class MemoryStore:
+    """A store that ends with its process. Several engines share one by `MemoryStore(beside=first)`."""
+
+    name = ":memory:"
+    persistent = False
+
+    def __init__(self, *, beside: MemoryStore | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.commits = 0
+        self._clock = clock
+        self._book: _Book = beside._book if beside else _Book()
+        self._session: int | None = None
+        self._guards: dict[type, Callable[[Any, Unit], Refused | int]] = {
+            Owned: self._owned,
+            NewRun: self._new_run,
+            Claim: self._claim,
+            Orphaned: self._orphaned,
+            Inbox: self._inbox,
+            Unique: self._unique,
+        }
+
+    async def open(self, session: Session) -> int:
+        """Register this session; gives its number."""
+        self._session = len(self._book.sessions) + 1
+        self._book.sessions[self._session] = session
+        return self._session
+
+    async def close(self) -> None:
+        """End the session. What was committed stays for a later `open` of this object."""
+        if self._session is not None:
+            self._book.ended.add(self._session)
+        self._session = None
+
+    def abandon(self) -> None:
+        """Nothing to let go of."""
+
+    def renew(self, expires_at: int) -> bool:
+        """Prolong this session's lease."""
+        if self._session is None:
+            return False
+        sessions = self._book.sessions
+        sessions[self._session] = sessions[self._session]._replace(expires_at=expires_at)
+        return True
+
+    # writing
+
+    async def commit(self, units: Sequence[Unit]) -> list[Outcome]:
+        """Write these units; one outcome for each, in order."""
+        self._opened()
+        outcomes: list[Outcome] = []
+        holes: dict[int, StoreFailed] = {}
+        for unit in units:
+            run = getattr(unit.guard, "run", 0)
+            outcome = holes[run] if run in holes and completes(unit) else self._write(unit)
+            if run and isinstance(outcome, StoreFailed | SqlFailed):
+                holes[run] = StoreFailed(outcome.error)
+            outcomes.append(outcome)
+        self.commits += 1
+        self._book.commits += 1
+        return outcomes
+
+    def _write(self, unit: Unit) -> Outcome:
+        try:
+            _check_storable(unit)
+        except ValueError as error:
+            return StoreFailed(stored_error(self.name, error))
+        if unit.sql:
+            return SqlFailed(StoreError(f"{self.name} cannot run SQL of your own: use a database file"))
+        run = self._guards[type(unit.guard)](unit.guard, unit)
+        if isinstance(run, Refused):
+            return run
+        if not run:
+            return Committed(0)
+        seq = 0
+        for record in unit.records:
+            seq = self._append(run, record)
+        self._project(run, unit)
+        self._book.logs.extend((run, line) for line in unit.logs)
+        return Committed(seq, run, self._book.rows[run].epoch)
+
+    def _append(self, run: int, record: Record) -> int:
+        book = self._book
+        seq = len(book.journal) + 1
+        kept = record._replace(output=None, seq=seq)
+        book.journal.append((run, kept))
+        book.outputs.append(record.output)
+        book.by_run[run].append(kept)
+        return seq
+
+    def _project(self, run: int, unit: Unit) -> None:
+        columns = projected(unit)
+        if unit.definition:
+            columns |= {"definition": self._define(unit.definition), "version": unit.definition.version}
+        self._set(run, **columns)
+
+    def _define(self, definition: Definition) -> int:
+        book = self._book
+        identity = (definition.workflow, definition.hash)
+        if identity not in book.definitions:
+            book.definitions[identity] = len(book.graphs)
+            book.graphs.append(definition.graph)
+        return book.definitions[identity]
+
+    def _set(self, run: int, **columns: Any) -> None:
+        self._book.rows[run] = self._book.rows[run]._replace(**columns)
+
+    # guards: each gives the run's number (0: there is none) or refuses; what it changes, it changes last
+
+    def _owned(self, guard: Owned, unit: Unit) -> Refused | int:
+        row = self._book.rows.get(guard.run)
+        if row is None:
+            return Refused("missing")
+        if (row.owner, row.epoch) != (guard.session, guard.epoch):
+            return Refused("lost", self._holder(row), row.run_id)
+        if row.status == RunStatus.INTERRUPTED:
+            revived = revival(unit, self._clock)
+            self._append(row.run, revived)
+            self._set(row.run, **(projection(revived) or {}))
+        return row.run
+
+    def _new_run(self, guard: NewRun, unit: Unit) -> Refused | int:
+        book = self._book
+        if guard.run_id in book.numbers:
+            row = book.rows[book.numbers[guard.run_id]]
+            return Refused("exists", self._holder(row), row.run_id)
+        same = [] if guard.key is None else self._of_key(guard.workflow, guard.key)
+        newest = same[-1] if same else None
+        if guard.key is not None and (newest.run if newest else None) != guard.saw:
+            return Refused("key_taken", self._holder(newest), newest.run_id if newest else None)
+        for row in same:
+            self._set(row.run, holds_key=0)
+        run = len(book.rows) + 1
+        book.rows[run] = first_row(run, guard, unit, self._clock)
+        book.numbers[guard.run_id] = run
+        book.by_run[run] = []
+        return run
+
+    def _claim(self, guard: Claim, unit: Unit) -> Refused | int:
+        row = self._book.rows.get(guard.run)
+        if row is None:
+            return Refused("missing")
+        holder = self._holder(row)
+        if holder and holder.alive:
+            return Refused("locked", holder, row.run_id)
+        records = self._book.by_run[row.run]
+        if records and (records[-1].seq or 0) > guard.seen:
+            return Refused("changed", holder, row.run_id)
+        if row.key is not None and not row.holds_key:
+            others = [other for other in self._of_key(row.workflow, row.key) if other.holds_key]
+            if others:
+                return Refused("key_taken", self._holder(others[-1]), others[-1].run_id)
+        self._set(row.run, owner=guard.session, epoch=row.epoch + 1, holds_key=1)
+        return row.run
+
+    def _orphaned(self, guard: Orphaned, unit: Unit) -> Refused | int:
+        row = self._book.rows.get(guard.run)
+        if row is None:
+            return Refused("missing")
+        holder = self._holder(row)
+        if (row.owner, row.epoch) != (guard.session, guard.epoch):
+            return Refused("lost", holder, row.run_id)
+        return Refused("locked", holder, row.run_id) if holder and holder.alive else row.run
+
+    def _inbox(self, guard: Inbox, unit: Unit) -> Refused | int:
+        row = self._book.rows.get(guard.run)
+        if row is None:
+            return Refused("missing")
+        there = ((r.kind, r.path) for r in self._book.by_run[row.run] if (r.seq or 0) > guard.after)
+        if guard.unless is not None and guard.unless in there:
+            return Refused("exists", self._holder(row), row.run_id)
+        return row.run
+
+    def _unique(self, guard: Unique, unit: Unit) -> Refused | int:
+        if guard.name in self._book.names:
+            return Refused("exists")
+        self._book.names.add(guard.name)
+        return 0
+
+    def _of_key(self, workflow: str, key: str) -> list[RunRow]:
+        return [row for row in self._book.rows.values() if (row.workflow, row.key) == (workflow, key)]
+
+    def _holder(self, row: RunRow | None) -> Holder | None:
+        if row is None or row.owner is None:
+            return None
+        session = self._book.sessions.get(row.owner)
+        if session is None:
+            return Holder(row.owner, "", "", 0, 0, False)
+        alive = row.owner not in self._book.ended and session.expires_at >= self._clock.now()
+        return Holder(row.owner, session.uuid, session.host, session.pid, session.started_at, alive)
+
+    def _opened(self) -> None:
+        if self._session is None:
+            raise StoreError(f"{self.name} is not open")
+
+    # reading
+
+    async def load(self, run_id: str) -> Loaded | None:
+        """Give a run with its journal, or None."""
+        run = self._book.numbers.get(run_id)
+        if run is None:
+            return None
+        book, row = self._book, self._book.rows[run]
+        return Loaded(row, book.by_run[run].copy(), book.graphs[row.definition], self._holder(row))
+
+    async def find(
+        self,
+        *,
+        workflow: str | None = None,
+        key: str | None = None,
+        status: Sequence[str] | None = None,
+        before: int | None = None,
+        limit: int = 100,
+    ) -> list[tuple[RunRow, Holder | None]]:
+        """Give the rows of runs, newest first, that match all of what is given."""
+        matching = (
+            row
+            for row in reversed(self._book.rows.values())
+            if (workflow is None or row.workflow == workflow)
+            and (key is None or row.key == key)
+            and (status is None or row.status in status)
+            and (before is None or row.run < before)
+        )
+        return [(row, self._holder(row)) for row in islice(matching, limit)]
+
+    async def tail(
+        self, after: int, *, run_id: str | None = None, kinds: Sequence[str] | None = None, limit: int = 1000
+    ) -> list[tuple[str, Record]]:
+        """Give (run id, record without output) of the journal after a seq, in order."""
+        book = self._book
+        matching = (
+            (book.rows[run].run_id, record)
+            for run, record in islice(book.journal, after, None)
+            if (run_id is None or book.rows[run].run_id == run_id) and (kinds is None or record.kind in kinds)
+        )
+        return list(islice(matching, limit))
+
+    async def output(self, seqs: Sequence[int]) -> list[str | None]:
+        """Give the packed outputs of these records, in the order asked for."""
+        return self.output_now(seqs)
+
+    def output_now(self, seqs: Sequence[int]) -> list[str | None]:
+        """Do the same from any thread."""
+        outputs = self._book.outputs
+        return [outputs[seq - 1] if 0 < seq <= len(outputs) else None for seq in seqs]
+
+    async def logs(self, run_id: str, *, after: int = 0, limit: int = 1000) -> list[tuple[int, LogLine]]:
+        """Give (id, line) of what the nodes of a run logged, in order."""
+        run = self._book.numbers.get(run_id)
+        mine = ((number, line) for number, (of, line) in enumerate(self._book.logs, 1) if of == run)
+        return list(islice(((number, line) for number, line in mine if number > after), limit))
+
+    async def changed(self) -> int:
+        """Give how often others wrote here."""
+        return self._book.commits - self.commits
+
+
+def _check_storable(unit: Unit) -> None:
+    """Raise ValueError for what a database could not hold, so that both stores refuse the same values."""
+    guard = unit.guard
+    for row in (*unit.records, *unit.logs, [getattr(guard, field.name) for field in fields(guard)]):
+        for value in row:
+            if isinstance(value, str):
+                value.encode()
+            elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+                raise ValueError("an integer beyond 64 bits")
+    if isinstance(unit.guard, Unique) and (unit.records or unit.logs):
+        raise ValueError("a unit behind Unique has no run, so it holds no records")

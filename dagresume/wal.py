@@ -1,0 +1,110 @@
+"""Keeps the write-ahead log short: overwriting a small one is 1.3 to 1.8 times faster than growing a big one.
+
+A checkpoint beside a busy writer never catches up with it, so that the log would grow for ever. Therefore
+in two steps: a thread copies the bulk back while the writer goes on, then the writer copies the small rest
+between two of its transactions; the next one starts the log over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Final
+
+__all__ = ["SIZE_LIMIT", "Wal", "uri"]
+
+_PAGE: Final = 4096
+_EXTENT: Final = 4 << 20
+SIZE_LIMIT: Final = 2 * _EXTENT
+"""What the file is cut to when the log starts over: more than its usual size, or it would grow each time."""
+_BULK: Final = 800
+_TOO_LONG: Final = (32 << 20) // _PAGE
+_ROW: Final = 200
+"""Bytes that a record and its index entries fill, without its output."""
+
+
+def uri(path: str) -> str:
+    """Give the URI that opens this file and never makes it."""
+    return f"{Path(path).as_uri()}?mode=rw"
+
+
+class Wal:
+    """The write-ahead log of one file, as its writer looks after it.
+
+    How many frames (pages) are in it is estimated; what a checkpoint says corrects the next estimate.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._frames = 0.0
+        self._left = 0
+        self._scale = 1.0
+        self._too_long = _TOO_LONG
+        self._extended = False
+        self._copier: threading.Thread | None = None
+
+    def after(self, conn: sqlite3.Connection, commits: int, rows: int, size: int) -> None:
+        """Look after the log once `commits` transactions wrote `rows` records with `size` bytes of output."""
+        self._frames += (3 * commits + (rows * _ROW + size) / _PAGE) * self._scale
+        if not self._extended and self._frames >= 32:
+            self._extend(conn)
+        if self._frames < _BULK:
+            return
+        if self._copier is None:
+            self._copier = threading.Thread(target=self._copy, name="dagresume-checkpoint", daemon=True)
+            self._copier.start()
+        elif not self._copier.is_alive():
+            self._copier = None
+            self._finish(conn)
+
+    def close(self, conn: sqlite3.Connection) -> None:
+        """Copy everything back and empty the log, unless somebody else uses it just now."""
+        if self._copier is not None:
+            self._copier.join()
+        with contextlib.suppress(sqlite3.Error):
+            conn.execute("PRAGMA busy_timeout = 500")
+            conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+
+    def _extend(self, conn: sqlite3.Connection) -> None:
+        """Make the file as long as it usually gets: a transaction too big for the cache, undone."""
+        self._extended = True
+        with contextlib.suppress(OSError):
+            if Path(f"{self._path}-wal").stat().st_size >= _EXTENT:
+                return
+        cache = conn.execute("PRAGMA cache_size").fetchone()[0]
+        with contextlib.suppress(sqlite3.Error):
+            conn.execute("PRAGMA cache_size = 16")
+            conn.execute("BEGIN IMMEDIATE")
+            conn.execute("INSERT INTO dagresume_meta VALUES ('extent', zeroblob(?))", [_EXTENT])
+        if conn.in_transaction:
+            conn.execute("ROLLBACK")
+        conn.execute(f"PRAGMA cache_size = {cache}")
+
+    def _copy(self) -> None:
+        # On any error the writer's own turn copies it all; there is nobody here to tell.
+        with contextlib.suppress(sqlite3.Error):
+            conn = sqlite3.connect(uri(self._path), uri=True, isolation_level=None)
+            with contextlib.closing(conn):
+                conn.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+
+    def _finish(self, conn: sqlite3.Connection) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            _, length, copied = conn.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            written = length - self._left if length > self._left else length
+            self._scale = min(max(self._scale * written / self._frames, 0.25), 25.0)
+            self._left = length if copied < length else 0
+            self._frames = 0.0
+            if length >= self._too_long:
+                self._restart(conn, length)
+
+    def _restart(self, conn: sqlite3.Connection, length: int) -> None:
+        """Wait a little for the readers that keep the log from starting over; more seldom if they stay."""
+        timeout = conn.execute("PRAGMA busy_timeout").fetchone()[0]
+        conn.execute("PRAGMA busy_timeout = 250")
+        try:
+            stuck = conn.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()[0]
+        finally:
+            conn.execute(f"PRAGMA busy_timeout = {timeout}")
+        self._too_long = 2 * length if stuck else _TOO_LONG

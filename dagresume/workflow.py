@@ -1,0 +1,673 @@
+"""Workflows as people declare them: a named, versioned DAG of functions, checked before anything runs."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import sys
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeVar, overload
+
+import networkx as nx
+
+from dagresume.context import Context
+from dagresume.errors import (
+    BindingError,
+    CycleError,
+    DefinitionError,
+    DuplicateNode,
+    InputError,
+    MissingInput,
+    UnknownDependency,
+)
+from dagresume.policy import TRIGGERS, Budget, Recovery, Retry, Trigger, Value
+
+__all__ = ["Binding", "Graph", "Node", "Source", "Workflow"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+Executor = Literal["loop", "thread", "process", "dask", "ray"]
+
+Ref = str | Callable[..., Any] | Value
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a node's function takes and gives, with its annotations resolved."""
+
+    parameters: tuple[tuple[str, Any, bool, bool], ...]  # name, annotation, has a default, keyword only
+    returns: Any
+    accepts_any: bool
+    asynchronous: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One vertex as it was declared. Ids and names of parents are not resolved yet."""
+
+    id: str
+    fn: Callable[..., Any]
+    signature: Signature
+    depends_on: tuple[str, ...] = ()
+    args: Mapping[str, str | Value] = field(default_factory=dict)
+    for_each: Mapping[str, str] = field(default_factory=dict)
+    concurrency: int | None = None
+    tolerate: float | None = None
+    idempotent: bool | None = None
+    checkpoint: bool = True
+    retry: Retry | None = None
+    timeout: float | None = None
+    limit: str | None = None
+    trigger: Trigger = "none_failed"
+    reconcile: Callable[..., Any] | None = None
+    version: str = ""
+    executor: Executor | None = None
+
+
+class Workflow:
+    """A named, versioned DAG of nodes.
+
+    `idempotent` and `retry` are the defaults of its nodes; `inputs` (name → type) declares the run inputs, else they are
+    what the nodes' parameters ask for; `output` names the node whose output is the workflow's. Nodes are added with
+    `@wf.node`; they may be declared in any order.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        version: str = "1",
+        inputs: Mapping[str, Any] | None = None,
+        output: Ref | None = None,
+        idempotent: bool | None = None,
+        recovery: Recovery | None = None,
+        retry: Retry | None = None,
+        timeout: float | None = None,
+        budget: Budget | None = None,
+        on_failure: Literal["rollback"] | None = None,
+        secrets: Iterable[str] = (),
+    ) -> None:
+        self.name = _checked_id(name, "workflow name")
+        self.version = str(version)
+        self.idempotent, self.retry, self.timeout, self.budget = idempotent, retry, timeout, budget
+        self.recovery = recovery or Recovery()
+        self.on_failure, self.secrets = on_failure, frozenset(secrets)
+        self._declared = None if inputs is None else dict(inputs)
+        self._output = output
+        self._nodes: dict[str, Node] = {}
+        self._graph: Graph | None = None
+
+    def __repr__(self) -> str:
+        return f"Workflow({self.name!r}, version={self.version!r}, nodes={len(self._nodes)})"
+
+    # -- declaring ------------------------------------------------------------------------------------
+
+    @overload
+    def node(self, fn: F, /) -> F: ...
+
+    @overload
+    def node(
+        self,
+        *,
+        id: str | None = ...,
+        depends_on: Iterable[Ref] | Ref = ...,
+        args: Mapping[str, Ref] | None = ...,
+        for_each: Mapping[str, Ref] | None = ...,
+        concurrency: int | None = ...,
+        tolerate: float | None = ...,
+        idempotent: bool | None = ...,
+        checkpoint: bool = ...,
+        retry: Retry | None = ...,
+        timeout: float | None = ...,
+        limit: str | None = ...,
+        trigger: Trigger = ...,
+        reconcile: Callable[..., Any] | None = ...,
+        version: str = ...,
+        executor: Executor | None = ...,
+    ) -> Callable[[F], F]: ...
+
+    def node(self, fn: F | None = None, /, **options: Any) -> F | Callable[[F], F]:
+        """Add a function as a node; the function itself comes back, so it can be called in unit tests.
+
+        Each parameter is fed in this order: annotated `Context` → the context; named in `args` → that parent, run input
+        or `Value`; named in `for_each` → one item of that parent or run input; the id of another node → its output;
+        else a run input (a default makes it optional).
+
+        Raises DefinitionError (DuplicateNode, BindingError) for what cannot work whatever else is declared.
+        """
+        scope = _caller_locals()
+        if fn is not None:
+            self._add(fn, scope, {})
+            return fn
+
+        def decorate(function: F) -> F:
+            self._add(function, scope, options)
+            return function
+
+        return decorate
+
+    def _add(self, fn: Callable[..., Any], scope: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+        node = declare(fn, scope, **options)
+        if node.id in self._nodes and not _replaces(fn):
+            raise DuplicateNode(self.name, node.id)
+        self._nodes[node.id] = node
+        self._graph = None
+
+    @classmethod
+    def from_graph(cls, name: str, graph: nx.DiGraph, **options: Any) -> Workflow:
+        """Give the workflow of a networkx DiGraph: node attribute `run=` is its function, the others its options.
+
+        An edge attribute `arg="…"` binds the parent to that parameter of the child; an edge without it whose parent's id
+        is no parameter orders the two.
+        """
+        wf = cls(name, **options)
+        scope = _caller_locals()
+        signatures: dict[Any, Signature] = {}
+        for id_, attributes in graph.nodes(data=True):
+            rest = dict(attributes)
+            fn = rest.pop("run", None)
+            if not callable(fn):
+                raise DefinitionError(
+                    f"node {id_!r} of the graph has no function: graph.add_node({id_!r}, run=…)."
+                )
+            try:
+                signature = signatures.get(fn) or signatures.setdefault(fn, _signature(str(id_), fn, scope))
+            except TypeError:  # not hashable
+                signature = _signature(str(id_), fn, scope)
+            args = dict(rest.pop("args", None) or {})
+            after = list(_names(rest.pop("depends_on", ())))
+            for parent, _, arg in graph.in_edges(id_, data="arg"):
+                if arg is None:
+                    after.append(str(parent))
+                elif arg not in (rest.get("for_each") or {}):
+                    args[arg] = str(parent)
+            node = declare(fn, scope, id=str(id_), args=args, depends_on=after, signature=signature, **rest)
+            if node.id in wf._nodes:
+                raise DuplicateNode(name, node.id)
+            wf._nodes[node.id] = node
+        return wf
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    @property
+    def compiled(self) -> Graph:
+        """The checked graph of what is declared now; unchanged by what is declared later."""
+        if self._graph is None:
+            self._graph = Graph(self)
+        return self._graph
+
+    @property
+    def graph(self) -> nx.DiGraph:
+        """A frozen networkx DiGraph of the nodes: `nx.descendants(wf.graph, "a")` just works."""
+        return self.compiled.networkx()
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The run inputs: name → annotation (`inspect.Parameter.empty`: none)."""
+        return {
+            name: hints[0] if hints else inspect.Parameter.empty
+            for name, hints in self.compiled.inputs.items()
+        }
+
+    @property
+    def nodes(self) -> Mapping[str, Node]:
+        """The declared nodes by id, in the order of their declaration."""
+        return dict(self._nodes)
+
+    @property
+    def output(self) -> str | None:
+        """The id of the node whose output is the workflow's; None: its only sink, or all of them."""
+        return None if self._output is None else _name(self._output)
+
+
+# -- one node -------------------------------------------------------------------------------------------
+
+_OPTIONS: Final = frozenset(Node.__dataclass_fields__) - {"fn", "signature"}
+
+
+def declare(
+    fn: Callable[..., Any],
+    scope: Mapping[str, Any],
+    *,
+    id: str | None = None,
+    signature: Signature | None = None,
+    depends_on: Iterable[Ref] | Ref = (),
+    args: Mapping[str, Ref] | None = None,
+    for_each: Mapping[str, Ref] | None = None,
+    **options: Any,
+) -> Node:
+    """Give the node of a function and its options, or a DefinitionError."""
+    if unknown := options.keys() - _OPTIONS:
+        raise DefinitionError(
+            f"{unknown.pop()!r} is no option of a node. Options: {', '.join(sorted(_OPTIONS))}."
+        )
+    if not callable(fn):
+        raise DefinitionError(f"a node is made of a function, not of {fn!r}. With options: @wf.node(…).")
+    node_id = _checked_id(_name(fn) if id is None else id, "node id")
+    if for_each is not None and not for_each:
+        raise DefinitionError(
+            f"node {node_id!r}: for_each={{}} names no parameter. Write for_each={{'item': 'parent'}}."
+        )
+    node = Node(
+        id=node_id,
+        fn=fn,
+        signature=signature or _signature(node_id, fn, scope),
+        depends_on=tuple(dict.fromkeys(_names(depends_on))),
+        args={
+            parameter: ref if isinstance(ref, Value) else _name(ref)
+            for parameter, ref in (args or {}).items()
+        },
+        for_each={parameter: _name(ref) for parameter, ref in (for_each or {}).items()},
+        **options,
+    )
+    _check_options(node)
+    return node
+
+
+def _check_options(node: Node) -> None:
+    names = {name for name, *_ in node.signature.parameters}
+    for option, given in (("args", node.args), ("for_each", node.for_each)):
+        for parameter in given:
+            if parameter not in names and not node.signature.accepts_any:
+                raise BindingError(
+                    node.id, parameter, f"named in {option}=, but {_name(node.fn)}() has no such parameter."
+                )
+            if option == "for_each" and parameter in node.args:
+                raise BindingError(node.id, parameter, "named in args= and in for_each=; keep one of them.")
+    problem = _problem(node)
+    if problem:
+        raise DefinitionError(f"node {node.id!r}: {problem}")
+
+
+def _problem(node: Node) -> str | None:
+    """Give what is wrong with a node's options by themselves; None if nothing is."""
+    tolerate, concurrency, timeout = node.tolerate, node.concurrency, node.timeout
+    checks = (
+        (node.trigger not in TRIGGERS, f"trigger={node.trigger!r} is none of {', '.join(TRIGGERS)}."),
+        (
+            (concurrency is not None or tolerate is not None) and not node.for_each,
+            "concurrency= and tolerate= are for maps; add for_each=.",
+        ),
+        (
+            concurrency is not None and not _whole(concurrency),
+            f"concurrency={concurrency!r}: a whole number from 1.",
+        ),
+        (
+            tolerate is not None and not _is_tolerance(tolerate),
+            f"tolerate={tolerate!r}: a count (int) or a share (float, more than 0 and at most 1).",
+        ),
+        (
+            timeout is not None and (isinstance(timeout, bool) or not timeout > 0),
+            f"timeout={timeout!r}: seconds, more than 0.",
+        ),
+        (
+            node.executor not in {None, "loop", "thread", "process", "dask", "ray"},
+            f"executor={node.executor!r} is none of loop, thread, process, dask, ray.",
+        ),
+        (
+            node.executor == "loop" and not node.signature.asynchronous,
+            "a plain function would block the event loop; leave executor= out (thread) or make it async.",
+        ),
+        (
+            node.executor in {"thread", "process"} and node.signature.asynchronous,
+            f"executor={node.executor!r} takes a plain function, this one is async.",
+        ),
+        (node.reconcile is not None and not callable(node.reconcile), "reconcile= takes an async function."),
+    )
+    return next((message for wrong, message in checks if wrong), None)
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_tolerance(value: object) -> bool:
+    if isinstance(value, bool):
+        return False
+    return value >= 0 if isinstance(value, int) else isinstance(value, float) and 0 < value <= 1
+
+
+def _checked_id(given: object, what: str) -> str:
+    if not isinstance(given, str):
+        raise DefinitionError(f"the {what} {given!r} is not a string.")
+    name = unicodedata.normalize("NFC", given)
+    wrong = next((c for c in name if c in "/[]" or unicodedata.category(c) in {"Cc", "Cs", "Zl", "Zp"}), None)
+    if wrong is not None:
+        raise DefinitionError(
+            f"the {what} {given!r} holds {wrong!r}; '/', '[', ']' and control characters are not allowed."
+        )
+    if not name or len(name) > 200:
+        raise DefinitionError(f"the {what} {given[:40]!r} has {len(name)} characters; it needs 1 to 200.")
+    return name
+
+
+def _name(ref: object) -> str:
+    """Give the node id that a reference means: a string is one, a function stands for its name."""
+    if isinstance(ref, str):
+        return unicodedata.normalize("NFC", ref)
+    name = getattr(ref, "__name__", None) or getattr(getattr(ref, "func", None), "__name__", None)
+    if not callable(ref) or not isinstance(name, str):
+        raise DefinitionError(f"{ref!r} does not name a node: give its id or its function.")
+    return name
+
+
+def _names(refs: Iterable[Ref] | Ref) -> list[str]:
+    if isinstance(refs, str) or callable(refs):
+        refs = (refs,)
+    return [_name(ref) for ref in refs]  # type: ignore[union-attr]
+
+
+def _replaces(fn: Callable[..., Any]) -> bool:
+    """Say whether a function typed again at a prompt replaces the node of its id."""
+    return getattr(fn, "__module__", "") == "__main__" and (hasattr(sys, "ps1") or "ipykernel" in sys.modules)
+
+
+# -- signatures -----------------------------------------------------------------------------------------
+
+
+def _caller_locals() -> Mapping[str, Any]:
+    """Give the local names where the workflow is being declared: annotations may use classes defined there."""
+    frame = sys._getframe(2)
+    return {} if frame.f_locals is frame.f_globals else dict(frame.f_locals)
+
+
+def _signature(node_id: str, fn: Callable[..., Any], scope: Mapping[str, Any]) -> Signature:
+    target = _unwrap(fn)
+    if inspect.isasyncgenfunction(target) or inspect.isgeneratorfunction(target):
+        raise DefinitionError(f"node {node_id!r}: {_name(fn)}() is a generator. Return a list instead.")
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError) as error:
+        raise DefinitionError(f"node {node_id!r}: {fn!r} has no signature that can be read.") from error
+    resolve = _Resolver(target, scope)
+    parameters, accepts_any = [], False
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            accepts_any = True
+            continue
+        if parameter.kind in {parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY}:
+            kind = "*" + parameter.name if parameter.kind is parameter.VAR_POSITIONAL else "positional-only"
+            raise BindingError(
+                node_id, parameter.name, f"{kind} parameters cannot be fed by name. Name each of them."
+            )
+        has_default = parameter.default is not parameter.empty
+        keyword = parameter.kind is parameter.KEYWORD_ONLY
+        parameters.append((parameter.name, resolve(parameter.annotation), has_default, keyword))
+    return Signature(tuple(parameters), resolve(signature.return_annotation), accepts_any, _is_async(fn))
+
+
+def _unwrap(fn: Callable[..., Any]) -> Callable[..., Any]:
+    while True:
+        if isinstance(fn, type):
+            return fn
+        inner = getattr(fn, "func", None) or getattr(fn, "__func__", None)
+        if inner is None and not inspect.isroutine(fn) and not hasattr(fn, "__wrapped__"):
+            inner = getattr(type(fn), "__call__", None)  # noqa: B004  # an object with __call__
+            if not inspect.isfunction(inner):
+                return fn
+        inner = inner or getattr(fn, "__wrapped__", None)
+        if inner is None or inner is fn:
+            return fn
+        fn = inner
+
+
+def _is_async(fn: Callable[..., Any]) -> bool:
+    while isinstance(inner := getattr(fn, "func", None), Callable):  # type: ignore[arg-type]
+        fn = inner
+    if inspect.iscoroutinefunction(fn):
+        return True
+    return not inspect.isroutine(fn) and inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
+
+
+class _Resolver:
+    """Turns annotations into what they mean: from the function's module, its closure, and where it was declared."""
+
+    def __init__(self, fn: Callable[..., Any], scope: Mapping[str, Any]) -> None:
+        self._globals: dict[str, Any] = getattr(fn, "__globals__", {})
+        code, cells = getattr(fn, "__code__", None), getattr(fn, "__closure__", None) or ()
+        self._locals = dict(scope)
+        for name, cell in zip(code.co_freevars if code else (), cells, strict=True):
+            try:
+                self._locals[name] = cell.cell_contents
+            except ValueError:  # not filled yet: a class defined further down
+                continue
+
+    def __call__(self, annotation: Any) -> Any:
+        if not isinstance(annotation, str):
+            return annotation
+        try:
+            # an annotation is code of the same module as the function it stands at
+            return eval(annotation, self._globals, self._locals)
+        except Exception:
+            # imported for type checkers only: the context is known by its name, anything else means "any"
+            last = annotation.rpartition(".")[2].strip()
+            return Context if last == "Context" else Any
+
+
+# -- the checked graph ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a value comes from: `kind` is context, parent, item, input or constant."""
+
+    kind: Literal["context", "parent", "item", "input", "constant"]
+    index: int = -1  # parent: the vertex; item: which for_each entry
+    name: str = ""  # input
+    value: Any = None  # constant
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What feeds one parameter."""
+
+    parameter: str
+    source: Source
+    keyword: bool
+    optional: bool
+    annotation: Any
+
+
+class Graph:
+    """A workflow, checked and turned into numbers: vertex i is the i-th node in a topological order.
+
+    Frozen: what is declared later makes a new one. `parents` and `children` hold each vertex once, however many
+    parameters an edge feeds.
+    """
+
+    def __init__(self, wf: Workflow) -> None:
+        self.workflow, self.version, self.idempotent = wf.name, wf.version, bool(wf.idempotent)
+        self.retry, self.recovery, self.timeout = wf.retry or Retry(), wf.recovery, wf.timeout
+        declared = wf._nodes
+        self._declared_inputs = wf._declared
+        self.inputs: dict[str, list[Any]] = {name: [hint] for name, hint in (wf._declared or {}).items()}
+        self.required: dict[str, str] = dict.fromkeys(self.inputs, "")
+        for name in self.inputs:
+            if name in declared:
+                raise DefinitionError(
+                    f"workflow {wf.name!r}: {name!r} is declared as an input and is a node too."
+                )
+        edges = {id_: self._edges(node, declared) for id_, node in declared.items()}
+        order = _topological(wf.name, {id_: found[0] for id_, found in edges.items()})
+        self.ids: tuple[str, ...] = tuple(order)
+        self.index: dict[str, int] = {id_: i for i, id_ in enumerate(order)}
+        self.nodes: tuple[Node, ...] = tuple(declared[id_] for id_ in order)
+        self.parents: tuple[tuple[int, ...], ...] = tuple(
+            tuple(sorted(self.index[p] for p in edges[id_][0])) for id_ in order
+        )
+        children: list[list[int]] = [[] for _ in order]
+        for i, parents in enumerate(self.parents):
+            for parent in parents:
+                children[parent].append(i)
+        self.children: tuple[tuple[int, ...], ...] = tuple(map(tuple, children))
+        self.bindings: tuple[tuple[Binding, ...], ...] = tuple(
+            tuple(self._binding(declared[id_], name, where) for name, where in edges[id_][1]) for id_ in order
+        )
+        self.sources: tuple[tuple[Source, ...], ...] = tuple(
+            tuple(self._source(ref) for ref in node.for_each.values()) for node in self.nodes
+        )
+        self.output: int | None = self._output(wf.output)
+        self._networkx: nx.DiGraph | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def _edges(
+        self, node: Node, declared: Mapping[str, Node]
+    ) -> tuple[dict[str, None], list[tuple[tuple[str, Any, bool, bool], str | Value | None]]]:
+        """Give a node's parents and where each of its parameters comes from (None: the context)."""
+        parents: dict[str, None] = {}
+        for ref in node.depends_on:
+            if ref not in declared:
+                raise UnknownDependency(node.id, ref, _nearest(ref, declared))
+            parents[ref] = None
+        where: list[tuple[tuple[str, Any, bool, bool], str | Value | None]] = []
+        named = {name for name, *_ in node.signature.parameters}
+        extra = [
+            (name, inspect.Parameter.empty, False, True)
+            for name in (*node.args, *node.for_each)
+            if name not in named
+        ]
+        for parameter in (*node.signature.parameters, *extra):
+            name, annotation, has_default, _ = parameter
+            if _is_context(annotation):
+                where.append((parameter, None))
+                continue
+            ref: str | Value = node.args.get(name) or node.for_each.get(name) or name
+            if isinstance(ref, str):
+                if ref in declared and (ref != node.id or name in node.args or name in node.for_each):
+                    parents[ref] = None
+                elif not self._takes_input(node, name, ref, annotation, has_default, declared):
+                    continue  # a default that nothing declared feeds: the function's own
+            where.append((parameter, ref))
+        return parents, where
+
+    def _takes_input(
+        self,
+        node: Node,
+        name: str,
+        ref: str,
+        annotation: Any,
+        has_default: bool,
+        declared: Mapping[str, Node],
+    ) -> bool:
+        """Note that a node wants the run input `ref`; False if its own default has to do."""
+        if self._declared_inputs is not None and ref not in self._declared_inputs:
+            if has_default and ref == name:
+                return False
+            known = [*declared, *self._declared_inputs]
+            raise UnknownDependency(node.id, ref, _nearest(ref, known), f"(parameter {name!r}) asks for")
+        hints = self.inputs.setdefault(ref, [])
+        if name not in node.for_each and annotation is not inspect.Parameter.empty:
+            hints.append(annotation)
+        elif name in node.for_each and annotation is not inspect.Parameter.empty:
+            hints.append(list[annotation])
+        if has_default and self._declared_inputs is None:
+            self.required.setdefault(ref, "optional")
+        else:
+            self.required[ref] = ""
+        return True
+
+    def _source(self, ref: str | Value | None) -> Source:
+        if ref is None:
+            return Source("context")
+        if isinstance(ref, Value):
+            return Source("constant", value=ref.value)
+        parent = self.index.get(ref)
+        return Source("input", name=ref) if parent is None else Source("parent", index=parent)
+
+    def _binding(
+        self, node: Node, parameter: tuple[str, Any, bool, bool], where: str | Value | None
+    ) -> Binding:
+        name, annotation, has_default, keyword = parameter
+        if name in node.for_each and where is not None:
+            source = Source("item", index=list(node.for_each).index(name))
+        elif isinstance(where, str) and where == node.id:
+            source = Source("input", name=where)
+        else:
+            source = self._source(where)
+        return Binding(name, source, keyword, has_default, annotation)
+
+    def _output(self, name: str | None) -> int | None:
+        if name is None:
+            return None
+        if name not in self.index:
+            raise UnknownDependency("output", name, _nearest(name, self.index), "of the workflow names")
+        return self.index[name]
+
+    def networkx(self) -> nx.DiGraph:
+        """Give the graph as a frozen networkx DiGraph, made once."""
+        if self._networkx is None:
+            graph = nx.DiGraph(name=self.workflow)
+            for node in self.nodes:
+                graph.add_node(node.id, run=node.fn)
+            for i, parents in enumerate(self.parents):
+                graph.add_edges_from((self.ids[parent], self.ids[i]) for parent in parents)
+                for binding in self.bindings[i]:
+                    if binding.source.kind == "parent":
+                        graph.edges[self.ids[binding.source.index], self.ids[i]]["arg"] = binding.parameter
+            self._networkx = nx.freeze(graph)
+        return self._networkx
+
+    def check_inputs(self, given: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Give the run inputs, or an InputError that names what is missing or unknown and the nearest name."""
+        inputs = dict(given or {})
+        for name in inputs:
+            if name not in self.inputs:
+                if name in self.index:
+                    raise InputError(f"{name!r} is a node of workflow {self.workflow!r}, not an input.")
+                near = _nearest(name, [*self.inputs, *self.index])
+                hint = (
+                    f" Did you mean {near!r}?" if near else f" It takes: {', '.join(self.inputs) or 'none'}."
+                )
+                raise InputError(f"workflow {self.workflow!r} has no input {name!r}.{hint}")
+        missing = [name for name, kind in self.required.items() if name not in inputs and kind != "optional"]
+        if missing:
+            near = _nearest(missing[0], self.index)
+            hint = f" Or did you mean the node {near!r}?" if near else ""
+            raise MissingInput(self.workflow, missing, hint)
+        return inputs
+
+
+def _is_context(annotation: Any) -> bool:
+    return annotation is Context or (isinstance(annotation, type) and issubclass(annotation, Context))
+
+
+def _nearest(name: str, known: Iterable[str]) -> str | None:
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def _topological(workflow: str, parents: Mapping[str, Iterable[str]]) -> Sequence[str]:
+    """Give the ids in a topological order that keeps the order of declaration where it can (Kahn)."""
+    left = {id_: 0 for id_ in parents}
+    children: dict[str, list[str]] = {id_: [] for id_ in parents}
+    for id_, above in parents.items():
+        for parent in above:
+            left[id_] += 1
+            children[parent].append(id_)
+    order = [id_ for id_, count in left.items() if not count]
+    for id_ in order:  # grows while it is walked
+        for child in children[id_]:
+            left[child] -= 1
+            if not left[child]:
+                order.append(child)
+    if len(order) < len(left):
+        stuck = {id_: list(above) for id_, above in parents.items() if left[id_]}
+        raise CycleError(workflow, _cycle(stuck))
+    return order
+
+
+def _cycle(parents: Mapping[str, Sequence[str]]) -> list[str]:
+    """Walk upwards from anywhere: every node left over has a parent that is left over too, so the walk must return."""
+    walk: dict[str, None] = {}
+    here = next(iter(parents))
+    while here not in walk:
+        walk[here] = None
+        here = next(parent for parent in parents[here] if parent in parents)
+    steps = list(walk)
+    circle = steps[steps.index(here) :][::-1]
+    first = circle.index(min(circle, key=list(parents).index))
+    circle = circle[first:] + circle[:first]
+    return [*circle, circle[0]]

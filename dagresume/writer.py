@@ -1,0 +1,543 @@
+"""The connection that writes: many units in one transaction, each behind its guard.
+
+The plain case, completions of nodes in runs we own, is one statement that commits by itself: every step of
+SQLite gives the interpreter's lock away and waits for it, so that the number of statements is what a busy
+program feels. Everything else is a transaction of several statements. After an error each unit is tried
+again alone.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from dagresume.events import Record, RunStatus, projection
+from dagresume.schema import EVENT_COLUMNS, busy, explained, persist
+from dagresume.sessions import is_alive
+from dagresume.store import (
+    SYSTEM_CLOCK,
+    Claim,
+    Committed,
+    Definition,
+    Holder,
+    Inbox,
+    NewRun,
+    Orphaned,
+    Outcome,
+    Owned,
+    Refused,
+    RunRow,
+    Session,
+    SqlFailed,
+    StoreFailed,
+    Unique,
+    Unit,
+    completes,
+    first_row,
+    projected,
+    revival,
+)
+from dagresume.wal import Wal
+
+if TYPE_CHECKING:
+    from dagresume.clock import Clock
+
+__all__ = ["Worker", "Writer", "holder"]
+
+_WIDTH: Final = 12
+_MOST_ROWS: Final = 1024
+_RUN_COLUMNS: Final = ", ".join(RunRow._fields)
+_INSERT: Final = f"INSERT INTO dagresume_events(run, {EVENT_COLUMNS})"
+_INSERT_ONE: Final = f"{_INSERT} VALUES ({', '.join('?' * (_WIDTH + 1))})"
+
+
+@lru_cache(maxsize=64)
+def _insert_owned(rows: int, many_runs: bool) -> str:
+    """Give the statement that inserts up to `rows` records of the runs that are owned as its parameters say.
+
+    A row of NULLs is no record. Few sizes are used, so that few statements are prepared.
+    """
+    if many_runs:
+        width, run, first, epoch = _WIDTH + 2, "column1", 2, f"column{_WIDTH + 2}"
+    else:
+        width, run, first, epoch = _WIDTH, "?", 1, "?"
+    values = ", ".join([f"({', '.join('?' * width)})"] * rows)
+    columns = ", ".join(f"column{n}" for n in range(first, first + _WIDTH))
+    return (
+        f"{_INSERT} SELECT {run}, {columns} FROM (VALUES {values}) WHERE column{first} IS NOT NULL"
+        f" AND EXISTS(SELECT 1 FROM dagresume_runs WHERE run = {run} AND epoch = {epoch} AND owner = ?"
+        " AND status <> 'interrupted')"
+    )
+
+
+class _Plain(NamedTuple):
+    """One statement for many units."""
+
+    sql: str
+    parameters: list[Any]
+    rows: int
+    changes_rows: bool
+
+
+class _Place(NamedTuple):
+    """Where a unit whose guard holds is written."""
+
+    run: int
+    epoch: int
+    before: tuple[Record, ...] = ()
+
+
+class _UserError(Exception):
+    """The user's own statement failed; its error is the cause."""
+
+
+class Worker(sqlite3.Connection):
+    """A connection whose `commit()` does the next job on its desk, in its own thread: one hop."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.desk: deque[tuple[Callable[[], Any], list[Any]]] = deque()
+
+    def commit(self) -> None:
+        """Do the job that has waited longest; its result goes into the box beside it."""
+        job, box = self.desk.popleft()
+        box.append(job())
+
+
+class Writer(Worker):
+    """The one connection that writes to a file from this engine."""
+
+    path: str = ""
+    commits: int = 0
+    clock: Clock = SYSTEM_CLOCK
+
+    def set_up(self, path: str, clock: Clock) -> None:
+        """Get ready to write to the file at `path`."""
+        self.path, self.clock = path, clock
+        self.wal = Wal(path)
+        self._holes: dict[int, StoreFailed] = {}
+        self._definitions: dict[tuple[str, bytes], int] = {}
+        variables = self.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER)
+        most = min(_MOST_ROWS, (variables - 3) // (_WIDTH + 2))
+        self._most_rows = 1 << (most.bit_length() - 1)
+
+    def write(self, units: Sequence[Unit]) -> list[Outcome]:
+        """Make these units durable; one outcome for each, in order."""
+        self._holes.clear()
+        commits = self.commits
+        outcomes: list[Outcome] = []
+        for group in _groups(units):
+            outcomes += self._together(group)
+        rows = sum(len(unit.records) for unit in units)
+        size = sum(len(record[11]) for unit in units for record in unit.records if record[11])
+        self.wal.after(self, self.commits - commits, rows, size)
+        return outcomes
+
+    # one transaction, and what is done when it fails
+
+    def _together(self, units: Sequence[Unit]) -> Sequence[Outcome]:
+        if self._holes and any(map(self._untrue, units)):
+            return [self._alone(unit) for unit in units]
+        plain = self._plain(units)
+        if plain is None or plain.changes_rows:
+            return self._slowly(units)
+        try:
+            written = persist(self, partial(self._insert, plain, units))
+        except Exception as error:
+            return self._apart(units, error)
+        left = [unit for unit, outcome in zip(units, written, strict=True) if outcome is None]
+        decided = iter(self._slowly(left) if left else ())
+        return [outcome or next(decided) for outcome in written]
+
+    def _slowly(self, units: Sequence[Unit]) -> Sequence[Outcome]:
+        try:
+            return persist(self, partial(self._transaction, units))
+        except _UserError as error:
+            return [self._failed(units[0], SqlFailed(_cause(error)))]
+        except Exception as error:
+            return self._apart(units, error)
+
+    def _apart(self, units: Sequence[Unit], error: Exception) -> Sequence[Outcome]:
+        """Find the unit that spoils the others. A locked database is nobody's fault."""
+        if len(units) == 1 or busy(error):
+            return [self._failed(unit, StoreFailed(explained(self.path, error))) for unit in units]
+        return [self._alone(unit) for unit in units]
+
+    def _alone(self, unit: Unit) -> Outcome:
+        if self._untrue(unit):
+            return self._holes[unit.guard.run]  # type: ignore[union-attr]  # only a unit with a run is untrue
+        return self._slowly([unit])[0]
+
+    def _untrue(self, unit: Unit) -> bool:
+        """Say whether the unit declares a run completed of which a unit before it is missing."""
+        return getattr(unit.guard, "run", 0) in self._holes and completes(unit)
+
+    def _failed(self, unit: Unit, outcome: StoreFailed | SqlFailed) -> Outcome:
+        run = getattr(unit.guard, "run", 0)
+        if run:
+            self._holes[run] = StoreFailed(outcome.error)
+        return outcome
+
+    def _transaction(self, units: Sequence[Unit]) -> list[Outcome]:
+        self.execute("BEGIN IMMEDIATE")
+        outcomes: list[Outcome] = []
+        for stretch in _stretches(units):
+            outcomes += self._stretch(stretch)
+        self.execute("COMMIT")
+        self.commits += 1
+        return outcomes
+
+    def _stretch(self, units: Sequence[Unit]) -> list[Outcome]:
+        plain = self._plain(units)
+        if plain is None:
+            return [self._apply(unit) for unit in units]
+        written = self._insert(plain, units)
+        for unit, outcome in zip(units, written, strict=True):
+            if isinstance(outcome, Committed):
+                self._update(outcome.run, projected(unit))
+        return [outcome or self._apply(unit) for unit, outcome in zip(units, written, strict=True)]
+
+    # the plain case
+
+    def _plain(self, units: Sequence[Unit]) -> _Plain | None:
+        """Give the one statement for these units; None if they need more than that."""
+        owners: dict[int, Owned] = {}
+        rows = 0
+        for unit in units:
+            guard = unit.guard
+            if not isinstance(guard, Owned) or not _is_plain(unit):
+                return None
+            known = owners.setdefault(guard.run, guard)
+            if known is not guard and known != guard:
+                return None
+            rows += len(unit.records)
+        if rows > self._most_rows or len({guard.session for guard in owners.values()}) != 1:
+            return None
+        changes_rows = any(map(_changes_row, units))
+        size = 1 << (rows - 1).bit_length()
+        if len(owners) == 1:
+            return _Plain(_insert_owned(size, False), _of_one_run(units, size - rows), rows, changes_rows)
+        return _Plain(_insert_owned(size, True), _of_many_runs(units, size - rows), rows, changes_rows)
+
+    def _insert(self, plain: _Plain, units: Sequence[Unit]) -> list[Committed | None]:
+        """Insert the records of all units whose run is ours; None for each of the others."""
+        cursor = self.execute(plain.sql, plain.parameters)
+        if not self.in_transaction:
+            self.commits += 1
+        inserted = cursor.rowcount
+        seq = (cursor.lastrowid or 0) - inserted
+        runs = None if inserted == plain.rows else self._runs_written(seq, inserted)
+        outcomes: list[Committed | None] = []
+        for unit in units:
+            run, epoch = unit.guard.run, unit.guard.epoch  # type: ignore[union-attr]  # all are Owned
+            if runs is None or run in runs:
+                seq += len(unit.records)
+                outcomes.append(Committed(seq, run, epoch))
+            else:
+                outcomes.append(None)
+        return outcomes
+
+    def _runs_written(self, after: int, rows: int) -> set[int]:
+        """Give the runs that were ours: the rows of the others were left out without a word."""
+        if not rows:
+            return set()
+        sql = "SELECT DISTINCT run FROM dagresume_events WHERE seq > ? AND seq <= ?"
+        return {run for (run,) in self.execute(sql, [after, after + rows]).fetchall()}
+
+    # one unit inside the transaction
+
+    def _apply(self, unit: Unit) -> Outcome:
+        place = _GUARDS[type(unit.guard)](self, unit.guard, unit)
+        if isinstance(place, Refused):
+            return place
+        seq = self._append(place.run, (*place.before, *unit.records))
+        if not isinstance(unit.guard, NewRun):
+            self._update(place.run, self._columns(unit, place.before))
+        if unit.logs:
+            sql = "INSERT INTO dagresume_logs(run, path, attempt, at, level, line) VALUES (?, ?, ?, ?, ?, ?)"
+            self.executemany(sql, [(place.run, *line) for line in unit.logs])
+        if unit.sql:
+            self._run_users_sql(unit.sql)
+        return Committed(seq, place.run, place.epoch)
+
+    def _append(self, run: int, records: Sequence[Record]) -> int:
+        """Insert records; gives the seq of the last one, 0 if there is none."""
+        if not records:
+            return 0
+        if len(records) == 1:
+            return self.execute(_INSERT_ONE, (run, *records[0][:_WIDTH])).lastrowid or 0
+        self.executemany(_INSERT_ONE, [(run, *record[:_WIDTH]) for record in records])
+        return int(self.execute("SELECT last_insert_rowid()").fetchone()[0])
+
+    def _columns(self, unit: Unit, before: Sequence[Record] = ()) -> dict[str, Any]:
+        columns: dict[str, Any] = {}
+        for record in before:
+            columns |= projection(record) or {}
+        columns |= projected(unit)
+        if unit.definition:
+            columns |= {"definition": self._define(unit.definition), "version": unit.definition.version}
+        return columns
+
+    def _update(self, run: int, columns: dict[str, Any]) -> None:
+        if columns:
+            setters = ", ".join(f"{name} = ?" for name in columns)
+            self.execute(f"UPDATE dagresume_runs SET {setters} WHERE run = ?", [*columns.values(), run])
+
+    def _define(self, definition: Definition) -> int:
+        """Give the number of this definition, stored now if it is not there yet."""
+        find = "SELECT definition FROM dagresume_definitions WHERE workflow = ? AND hash = ?"
+        found = self.execute(find, [definition.workflow, definition.hash]).fetchone()
+        if found:
+            return int(found[0])
+        insert = (
+            "INSERT INTO dagresume_definitions(workflow, version, hash, graph, created_at)"
+            " VALUES (?, ?, ?, ?, ?)"
+        )
+        number = self.execute(insert, [*definition[:4], self.clock.now()]).lastrowid or 0
+        nodes = [(number, node, place, kind) for place, (node, kind) in enumerate(definition.nodes)]
+        self.executemany("INSERT INTO dagresume_definition_nodes VALUES (?, ?, ?, ?)", nodes)
+        return number
+
+    def _run_users_sql(self, statements: Sequence[tuple[str, Sequence[Any]]]) -> None:
+        self.set_authorizer(_allow_users_sql)
+        try:
+            for sql, parameters in statements:
+                self.execute(sql, parameters).fetchall()
+        except Exception as error:
+            raise _UserError from error
+        finally:
+            self.set_authorizer(None)
+        if not self.in_transaction:
+            raise _UserError from sqlite3.OperationalError("a statement ended the transaction it was part of")
+
+    # guards
+
+    def _owned(self, guard: Owned, unit: Unit) -> Refused | _Place:
+        row = self._row(guard.run)
+        if row is None:
+            return Refused("missing")
+        if (row.owner, row.epoch) != (guard.session, guard.epoch):
+            return Refused("lost", holder(self, row.owner, self.clock), row.run_id)
+        revived = row.status == RunStatus.INTERRUPTED
+        return _Place(row.run, row.epoch, (revival(unit, self.clock),) if revived else ())
+
+    def _new_run(self, guard: NewRun, unit: Unit) -> Refused | _Place:
+        found = self.execute(f"SELECT {_RUN_COLUMNS} FROM dagresume_runs WHERE run_id = ?", [guard.run_id])
+        there = found.fetchone()
+        if there:
+            row = RunRow(*there)
+            return Refused("exists", holder(self, row.owner, self.clock), row.run_id)
+        if guard.key is not None:
+            newest = self._of_key(guard.workflow, guard.key)
+            if (newest.run if newest else None) != guard.saw:
+                return self._key_taken(newest)
+            if newest:
+                take = (
+                    "UPDATE dagresume_runs SET holds_key = 0 WHERE workflow = ? AND key = ? AND holds_key = 1"
+                )
+                self.execute(take, [guard.workflow, guard.key])
+        row = first_row(0, guard, unit, self.clock)._replace(**self._columns(unit))
+        columns = _RUN_COLUMNS.partition(", ")[2]
+        marks = ", ".join("?" * (len(row) - 1))
+        insert = f"INSERT INTO dagresume_runs({columns}) VALUES ({marks})"
+        return _Place(self.execute(insert, row[1:]).lastrowid or 0, row.epoch)
+
+    def _claim(self, guard: Claim, unit: Unit) -> Refused | _Place:
+        row = self._row(guard.run)
+        if row is None:
+            return Refused("missing")
+        owner = holder(self, row.owner, self.clock)
+        if owner and owner.alive:
+            return Refused("locked", owner, row.run_id)
+        # `+run`: what came after `seen` is little, the run's own records may be a million.
+        newer = "SELECT 1 FROM dagresume_events WHERE seq > ? AND +run = ? LIMIT 1"
+        if self.execute(newer, [guard.seen, row.run]).fetchone():
+            return Refused("changed", owner, row.run_id)
+        if row.key is not None and not row.holds_key:
+            rival = self._of_key(row.workflow, row.key, "AND holds_key = 1")
+            if rival:
+                return self._key_taken(rival)
+        take = "UPDATE dagresume_runs SET owner = ?, epoch = epoch + 1, holds_key = 1 WHERE run = ?"
+        self.execute(take, [guard.session, row.run])
+        return _Place(row.run, row.epoch + 1)
+
+    def _orphaned(self, guard: Orphaned, unit: Unit) -> Refused | _Place:
+        row = self._row(guard.run)
+        if row is None:
+            return Refused("missing")
+        owner = holder(self, row.owner, self.clock)
+        if (row.owner, row.epoch) != (guard.session, guard.epoch):
+            return Refused("lost", owner, row.run_id)
+        if owner and owner.alive:
+            return Refused("locked", owner, row.run_id)
+        return _Place(row.run, row.epoch)
+
+    def _inbox(self, guard: Inbox, unit: Unit) -> Refused | _Place:
+        row = self._row(guard.run)
+        if row is None:
+            return Refused("missing")
+        if guard.unless is not None:
+            kind, path = guard.unless
+            sql = (
+                "SELECT 1 FROM dagresume_events WHERE run = ? AND path IS ? AND seq > ? AND kind = ? LIMIT 1"
+            )
+            if self.execute(sql, [row.run, path, guard.after, kind]).fetchone():
+                return Refused("exists", holder(self, row.owner, self.clock), row.run_id)
+        return _Place(row.run, row.epoch)
+
+    def _unique(self, guard: Unique, unit: Unit) -> Refused | _Place:
+        if unit.records or unit.logs:
+            raise ValueError("a unit behind Unique has no run, so it holds no records")
+        sql = "INSERT INTO dagresume_cursors VALUES (?, NULL, ?) ON CONFLICT DO NOTHING"
+        fresh = self.execute(sql, [guard.name, self.clock.now()]).rowcount
+        return _Place(0, 0) if fresh else Refused("exists")
+
+    def _row(self, run: int) -> RunRow | None:
+        found = self.execute(f"SELECT {_RUN_COLUMNS} FROM dagresume_runs WHERE run = ?", [run]).fetchone()
+        return RunRow(*found) if found else None
+
+    def _of_key(self, workflow: str, key: str, which: str = "") -> RunRow | None:
+        """Give the newest run of a key."""
+        sql = f"SELECT {_RUN_COLUMNS} FROM dagresume_runs WHERE workflow = ? AND key = ? {which}"
+        found = self.execute(f"{sql} ORDER BY run DESC LIMIT 1", [workflow, key]).fetchone()
+        return RunRow(*found) if found else None
+
+    def _key_taken(self, row: RunRow | None) -> Refused:
+        if row is None:
+            return Refused("key_taken")
+        return Refused("key_taken", holder(self, row.owner, self.clock), row.run_id)
+
+
+_GUARDS: Final[dict[type, Callable[[Writer, Any, Unit], Refused | _Place]]] = {
+    Owned: Writer._owned,
+    NewRun: Writer._new_run,
+    Claim: Writer._claim,
+    Orphaned: Writer._orphaned,
+    Inbox: Writer._inbox,
+    Unique: Writer._unique,
+}
+
+
+def holder(conn: sqlite3.Connection, session: int | None, clock: Clock) -> Holder | None:
+    """Give who this session is, and whether it lives as far as can be told from here."""
+    if session is None:
+        return None
+    columns = ", ".join(Session._fields)
+    sql = f"SELECT ended_at, {columns} FROM dagresume_sessions WHERE session = ?"
+    found = conn.execute(sql, [session]).fetchone()
+    if found is None:
+        return Holder(session, "", "", 0, 0, False)
+    known = Session(*found[1:])
+    alive = found[0] is None and is_alive(known, clock.now())
+    return Holder(session, known.uuid, known.host, known.pid, known.started_at, alive)
+
+
+# -- how units go together ------------------------------------------------------------------------------
+
+
+def _groups(units: Sequence[Unit]) -> Iterator[Sequence[Unit]]:
+    """Cut where a unit has SQL of the user's: it has a transaction of its own."""
+    group: list[Unit] = []
+    for unit in units:
+        if unit.sql and group:
+            yield group
+            group = []
+        group.append(unit)
+        if unit.sql:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _is_plain(unit: Unit) -> bool:
+    if unit.definition or unit.logs or unit.sql or not unit.records:
+        return False
+    return isinstance(unit.guard, Owned)
+
+
+def _changes_row(unit: Unit) -> bool:
+    for record in unit.records:  # noqa: SIM110  # asked for every unit: any() would cost twice as much
+        if record.path is None and projection(record):
+            return True
+    return False
+
+
+def _stretches(units: Sequence[Unit]) -> Iterator[list[Unit]]:
+    """Cut between plain units and others, and behind a plain one whose run's row changes with it."""
+    stretch: list[Unit] = []
+    changed: set[int] = set()
+    plain = False
+    for unit in units:
+        run = getattr(unit.guard, "run", 0)
+        if stretch and (_is_plain(unit) != plain or run in changed):
+            yield stretch
+            stretch, changed = [], set()
+        plain = _is_plain(unit)
+        stretch.append(unit)
+        if plain and _changes_row(unit):
+            changed.add(run)
+    if stretch:
+        yield stretch
+
+
+def _of_one_run(units: Sequence[Unit], spare: int) -> list[Any]:
+    guard = units[0].guard
+    assert isinstance(guard, Owned)
+    parameters: list[Any] = [guard.run]
+    for unit in units:
+        for record in unit.records:
+            parameters += record[:_WIDTH]
+    return [*parameters, *[None] * (spare * _WIDTH), guard.run, guard.epoch, guard.session]
+
+
+def _of_many_runs(units: Sequence[Unit], spare: int) -> list[Any]:
+    parameters: list[Any] = []
+    session = None
+    for unit in units:
+        guard = unit.guard
+        assert isinstance(guard, Owned)
+        session = guard.session
+        for record in unit.records:
+            parameters.append(guard.run)
+            parameters += record[:_WIDTH]
+            parameters.append(guard.epoch)
+    return [*parameters, *[None] * (spare * (_WIDTH + 2)), session]
+
+
+# -- a user's own statements ----------------------------------------------------------------------------
+
+_FREE: Final = frozenset(
+    {sqlite3.SQLITE_READ, sqlite3.SQLITE_SELECT, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
+)
+_FORBIDDEN: Final = frozenset(
+    {
+        sqlite3.SQLITE_TRANSACTION,
+        sqlite3.SQLITE_SAVEPOINT,
+        sqlite3.SQLITE_ATTACH,
+        sqlite3.SQLITE_DETACH,
+        sqlite3.SQLITE_PRAGMA,
+    }
+)
+_ROWS: Final = frozenset({sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE})
+# The last two are SQLite's own tables through which ours could be changed.
+_OURS: Final = ("dagresume_", "workflow_checkpoints", "sqlite_sequence", "sqlite_dbpage")
+
+
+def _allow_users_sql(
+    action: int, first: str | None, second: str | None, database: str | None, source: str | None
+) -> int:
+    """Refuse what would end our transaction or touch our tables; asked while a statement is prepared."""
+    if action in _FREE:
+        return sqlite3.SQLITE_OK
+    names = (first,) if action in _ROWS else (first, second)
+    ours = any(name and name.lower().startswith(_OURS) for name in names)
+    return sqlite3.SQLITE_DENY if ours or action in _FORBIDDEN else sqlite3.SQLITE_OK
+
+
+def _cause(error: Exception) -> Exception:
+    cause = error.__cause__
+    return cause if isinstance(cause, Exception) else error

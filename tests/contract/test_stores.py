@@ -1,0 +1,25 @@
+"""Both stores of the core keep the contract."""
+
+from pathlib import Path
+
+import pytest
+
+from dagresume.sqlite import SQLiteStore
+from dagresume.store import MemoryStore
+from tests.contract.suite import Clock, MakeStore, StoreContract
+
+
+class TestMemoryStore(StoreContract):
+    @pytest.fixture
+    def make_store(self) -> MakeStore:
+        first = MemoryStore()
+        return lambda clock: MemoryStore(beside=first, clock=clock)
+
+
+class TestSQLiteStore(StoreContract):
+    @pytest.fixture
+    def make_store(self, db: Path) -> MakeStore:
+        def make(clock: Clock) -> SQLiteStore:
+            return SQLiteStore(db, clock=clock)
+
+        return make
