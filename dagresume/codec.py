@@ -621,24 +621,26 @@ class _Packer:
         return value if math.isfinite(value) else {_TAG: "float", "v": repr(value)}
 
     def moment(self, value: datetime | time) -> Any:
-        zone, more = value.tzinfo, {}
-        if type(zone) is ZoneInfo and zone.key is not None:
-            more["zone"] = zone.key
-        elif type(zone) is timezone:
-            if (label := zone.tzname(None)) != timezone(zone.utcoffset(None)).tzname(None):
-                more["name"] = label
-        elif zone is not None:
-            raise self.refusal(
-                value,
-                f"Its tzinfo is a {_type_name(type(zone))}: use zoneinfo.ZoneInfo or datetime.timezone.",
-            )
-        fold = {"fold": 1} if value.fold else {}
+        more = self.zone(value) | ({"fold": 1} if value.fold else {})
         iso = value.isoformat()
-        return (
-            {"iso": iso, **{key: self.string(text) for key, text in more.items()}, **fold}
-            if more or fold
-            else iso
-        )
+        return {"iso": iso, **more} if more else iso
+
+    def zone(self, value: datetime | time) -> dict[str, Any]:
+        """Give what the ISO text cannot say of a time's zone."""
+        zone = value.tzinfo
+        if type(zone) is ZoneInfo and zone.key is not None:
+            return {"zone": zone.key}
+        if type(zone) is timezone:
+            offset, label = zone.utcoffset(None), zone.tzname(None)
+            name = {} if label == timezone(offset).tzname(None) else {"name": self.string(label)}
+            # some Pythons misread the fraction of a second
+            return name | (
+                {"offset": [offset.days, offset.seconds, offset.microseconds]} if offset.microseconds else {}
+            )
+        if zone is None:
+            return {}
+        kind = _type_name(type(zone))
+        raise self.refusal(value, f"Its tzinfo is a {kind}: use zoneinfo.ZoneInfo or datetime.timezone.")
 
     def default_dict(self, value: defaultdict[Any, Any]) -> Any:
         factory = value.default_factory
@@ -729,8 +731,9 @@ def _read_moment(cls: Any, told: Any) -> Any:
     zone: Any = moment.tzinfo
     if "zone" in told:
         zone = ZoneInfo(told["zone"])
-    elif "name" in told:
-        zone = timezone(zone.utcoffset(None), told["name"])
+    elif "offset" in told or "name" in told:
+        offset = timedelta(*told["offset"]) if "offset" in told else zone.utcoffset(None)
+        zone = timezone(offset, told["name"]) if "name" in told else timezone(offset)
     return moment.replace(tzinfo=zone, fold=told.get("fold", 0))
 
 
@@ -854,22 +857,30 @@ def _foreign(packer: _Packer, value: Any) -> dict[str, Any]:
 
 def _array(packer: _Packer, array: Any, np: Any) -> dict[str, Any]:
     dtype = array.dtype
+    refusal = packer.refusal(
+        array, f"An array of {dtype} cannot be stored: convert it, or return array.tolist()."
+    )
     if (
         dtype.hasobject or dtype.kind not in "biufcmMSUV" or dtype.char in "gG"
-    ):  # long double: no two platforms agree
-        raise packer.refusal(
-            array, f"An array of {dtype} cannot be stored: convert it, or return array.tolist()."
-        )
-    descr = np.lib.format.dtype_to_descr(dtype)
-    back = np.lib.format.descr_to_dtype(descr)
+    ):  # long double differs by platform
+        raise refusal
+    try:
+        descr = np.lib.format.dtype_to_descr(dtype)
+        back = np.lib.format.descr_to_dtype(descr)
+    except ValueError:  # fields that overlap
+        raise refusal from None
     if back != dtype or back.type is not dtype.type:
-        raise packer.refusal(array, f"Its dtype {dtype!r} is of a library's own: convert it.")
-    if dtype.kind == "V":  # the gaps between fields hold whatever was in memory
-        array, gaps = np.zeros_like(array), array
-        array[...] = gaps
+        raise refusal
     tree = {_TAG: "ndarray", "dtype": packer(descr), "shape": list(array.shape)}
-    tree["v"] = _base64(packer, array.tobytes("A"))
+    tree["v"] = _base64(packer, array.astype(_gapless(dtype), order="K").tobytes("A"))
     return {**tree, "order": "F"} if array.flags.fnc else tree
+
+
+def _gapless(dtype: Any) -> Any:
+    """Give a structured dtype without the gaps between its fields, which hold whatever was in memory."""
+    if dtype.names is None:
+        return dtype
+    return importlib.import_module("numpy.lib.recfunctions").repack_fields(dtype, recurse=True)
 
 
 def _item(value: Any) -> Any:
@@ -896,8 +907,9 @@ def _read_array(found: dict[str, Any], _known: Types) -> Any:
         raise NotLoadable(
             "It holds an array of Python objects, which dagresume never writes. Run its node again."
         )
-    raw = bytearray(_unbase64(found["v"]))
-    array = np.ndarray(tuple(found["shape"]), dtype, raw, order=found.get("order", "C")).copy("K")
+    raw, shape = bytearray(_unbase64(found["v"])), tuple(found["shape"])
+    array = np.ndarray(shape, _gapless(dtype), raw, order=found.get("order", "C"))
+    array = array.astype(dtype, order="K")  # a copy that owns its memory
     return array[()] if found.get("scalar") else array
 
 

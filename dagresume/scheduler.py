@@ -247,6 +247,7 @@ class Job:
         "generation",
         "index",
         "lines",
+        "more",
         "path",
         "queued",
         "reconcile",
@@ -275,6 +276,7 @@ class Job:
         self.generation = self.lines = 0
         self.began = 0.0
         self.queued = self.stopped = self.reconcile = self.again = False
+        self.more = True
         self.task: asyncio.Task[None] | None = None
         self.call: Call | None = None
         self.used: dict[str, float] | None = None
@@ -283,9 +285,8 @@ class Job:
     def dropped(self) -> bool:
         return self.run.stopping is not None
 
-    more = True
-
     def take(self) -> Job:
+        self.more = False
         return self
 
     @property

@@ -423,13 +423,19 @@ class MemoryStore:
         self._clock = clock
         self._book: _Book = beside._book if beside else _Book()
         self._session: int | None = None
-        self._guards: dict[type, Callable[[Any, Unit], Refused | int]] = {
+        self._guards: dict[type, Callable[[Any], Refused | None]] = {
             Owned: self._owned,
             NewRun: self._new_run,
             Claim: self._claim,
             Orphaned: self._orphaned,
             Inbox: self._inbox,
             Unique: self._unique,
+        }
+        self._effects: dict[type, Callable[[Any, Unit], int]] = {
+            Owned: self._revive,
+            NewRun: self._create,
+            Claim: self._take,
+            Unique: self._use,
         }
 
     async def open(self, session: Session) -> int:
@@ -473,15 +479,17 @@ class MemoryStore:
         return outcomes
 
     def _write(self, unit: Unit) -> Outcome:
+        guard = unit.guard
+        refused = self._guards[type(guard)](guard)
+        if refused:
+            return refused
         try:
             _check_storable(unit)
         except ValueError as error:
             return StoreFailed(stored_error(self.name, error))
         if unit.sql:
             return SqlFailed(StoreError(f"{self.name} cannot run SQL of your own: use a database file"))
-        run = self._guards[type(unit.guard)](unit.guard, unit)
-        if isinstance(run, Refused):
-            return run
+        run = self._effects.get(type(guard), _run_of)(guard, unit)
         if not run:
             return Committed(0)
         seq = 0
@@ -517,38 +525,28 @@ class MemoryStore:
     def _set(self, run: int, **columns: Any) -> None:
         self._book.rows[run] = self._book.rows[run]._replace(**columns)
 
-    # guards: each gives the run's number (0: there is none) or refuses; what it changes, it changes last
+    # guards: each says what is in the way
 
-    def _owned(self, guard: Owned, unit: Unit) -> Refused | int:
+    def _owned(self, guard: Owned) -> Refused | None:
         row = self._book.rows.get(guard.run)
         if row is None:
             return Refused("missing")
         if (row.owner, row.epoch) != (guard.session, guard.epoch):
             return Refused("lost", self._holder(row), row.run_id)
-        if row.status == RunStatus.INTERRUPTED:
-            revived = revival(unit, self._clock)
-            self._append(row.run, revived)
-            self._set(row.run, **(projection(revived) or {}))
-        return row.run
+        return None
 
-    def _new_run(self, guard: NewRun, unit: Unit) -> Refused | int:
+    def _new_run(self, guard: NewRun) -> Refused | None:
         book = self._book
         if guard.run_id in book.numbers:
             row = book.rows[book.numbers[guard.run_id]]
             return Refused("exists", self._holder(row), row.run_id)
-        same = [] if guard.key is None else self._of_key(guard.workflow, guard.key)
+        same = self._of_key(guard.workflow, guard.key)
         newest = same[-1] if same else None
         if guard.key is not None and (newest.run if newest else None) != guard.saw:
             return Refused("key_taken", self._holder(newest), newest.run_id if newest else None)
-        for row in same:
-            self._set(row.run, holds_key=0)
-        run = len(book.rows) + 1
-        book.rows[run] = first_row(run, guard, unit, self._clock)
-        book.numbers[guard.run_id] = run
-        book.by_run[run] = []
-        return run
+        return None
 
-    def _claim(self, guard: Claim, unit: Unit) -> Refused | int:
+    def _claim(self, guard: Claim) -> Refused | None:
         row = self._book.rows.get(guard.run)
         if row is None:
             return Refused("missing")
@@ -558,38 +556,63 @@ class MemoryStore:
         records = self._book.by_run[row.run]
         if records and (records[-1].seq or 0) > guard.seen:
             return Refused("changed", holder, row.run_id)
-        if row.key is not None and not row.holds_key:
-            others = [other for other in self._of_key(row.workflow, row.key) if other.holds_key]
-            if others:
-                return Refused("key_taken", self._holder(others[-1]), others[-1].run_id)
-        self._set(row.run, owner=guard.session, epoch=row.epoch + 1, holds_key=1)
-        return row.run
+        rivals = [other for other in self._of_key(row.workflow, row.key) if other.holds_key]
+        if rivals and not row.holds_key:
+            return Refused("key_taken", self._holder(rivals[-1]), rivals[-1].run_id)
+        return None
 
-    def _orphaned(self, guard: Orphaned, unit: Unit) -> Refused | int:
+    def _orphaned(self, guard: Orphaned) -> Refused | None:
         row = self._book.rows.get(guard.run)
         if row is None:
             return Refused("missing")
         holder = self._holder(row)
         if (row.owner, row.epoch) != (guard.session, guard.epoch):
             return Refused("lost", holder, row.run_id)
-        return Refused("locked", holder, row.run_id) if holder and holder.alive else row.run
+        return Refused("locked", holder, row.run_id) if holder and holder.alive else None
 
-    def _inbox(self, guard: Inbox, unit: Unit) -> Refused | int:
+    def _inbox(self, guard: Inbox) -> Refused | None:
         row = self._book.rows.get(guard.run)
         if row is None:
             return Refused("missing")
         there = ((r.kind, r.path) for r in self._book.by_run[row.run] if (r.seq or 0) > guard.after)
         if guard.unless is not None and guard.unless in there:
             return Refused("exists", self._holder(row), row.run_id)
-        return row.run
+        return None
 
-    def _unique(self, guard: Unique, unit: Unit) -> Refused | int:
-        if guard.name in self._book.names:
-            return Refused("exists")
+    def _unique(self, guard: Unique) -> Refused | None:
+        return Refused("exists") if guard.name in self._book.names else None
+
+    # what a guard that holds does before the records; each gives the run's number (0: there is none)
+
+    def _revive(self, guard: Owned, unit: Unit) -> int:
+        if self._book.rows[guard.run].status == RunStatus.INTERRUPTED:
+            revived = revival(unit, self._clock)
+            self._append(guard.run, revived)
+            self._set(guard.run, **(projection(revived) or {}))
+        return guard.run
+
+    def _create(self, guard: NewRun, unit: Unit) -> int:
+        book = self._book
+        for row in self._of_key(guard.workflow, guard.key):
+            self._set(row.run, holds_key=0)
+        run = len(book.rows) + 1
+        book.rows[run] = first_row(run, guard, unit, self._clock)
+        book.numbers[guard.run_id] = run
+        book.by_run[run] = []
+        return run
+
+    def _take(self, guard: Claim, unit: Unit) -> int:
+        epoch = self._book.rows[guard.run].epoch + 1
+        self._set(guard.run, owner=guard.session, epoch=epoch, holds_key=1)
+        return guard.run
+
+    def _use(self, guard: Unique, unit: Unit) -> int:
         self._book.names.add(guard.name)
         return 0
 
-    def _of_key(self, workflow: str, key: str) -> list[RunRow]:
+    def _of_key(self, workflow: str, key: str | None) -> list[RunRow]:
+        if key is None:
+            return []
         return [row for row in self._book.rows.values() if (row.workflow, row.key) == (workflow, key)]
 
     def _holder(self, row: RunRow | None) -> Holder | None:
@@ -665,6 +688,10 @@ class MemoryStore:
     async def changed(self) -> int:
         """Give how often others wrote here."""
         return self._book.commits - self.commits
+
+
+def _run_of(guard: Any, unit: Unit) -> int:
+    return int(guard.run)
 
 
 def _check_storable(unit: Unit) -> None:

@@ -140,14 +140,14 @@ class Writer(Worker):
 
     def _together(self, units: Sequence[Unit]) -> Sequence[Outcome]:
         if self._holes and any(map(self._untrue, units)):
-            return [self._alone(unit) for unit in units]
+            return list(map(self._alone, units))
         plain = self._plain(units)
         if plain is None or plain.changes_rows:
             return self._slowly(units)
         try:
             written = persist(self, partial(self._insert, plain, units))
         except Exception as error:
-            return self._apart(units, error)
+            return self._spoilt(units, error) if busy(error) else list(map(self._alone, units))
         left = [unit for unit, outcome in zip(units, written, strict=True) if outcome is None]
         decided = iter(self._slowly(left) if left else ())
         return [outcome or next(decided) for outcome in written]
@@ -158,13 +158,12 @@ class Writer(Worker):
         except _UserError as error:
             return [self._failed(units[0], SqlFailed(_cause(error)))]
         except Exception as error:
-            return self._apart(units, error)
+            # A locked database is no single unit's fault.
+            one = len(units) == 1 or busy(error)
+            return self._spoilt(units, error) if one else list(map(self._alone, units))
 
-    def _apart(self, units: Sequence[Unit], error: Exception) -> Sequence[Outcome]:
-        """Find the unit that spoils the others. A locked database is nobody's fault."""
-        if len(units) == 1 or busy(error):
-            return [self._failed(unit, StoreFailed(explained(self.path, error))) for unit in units]
-        return [self._alone(unit) for unit in units]
+    def _spoilt(self, units: Sequence[Unit], error: Exception) -> list[Outcome]:
+        return [self._failed(unit, StoreFailed(explained(self.path, error))) for unit in units]
 
     def _alone(self, unit: Unit) -> Outcome:
         if self._untrue(unit):

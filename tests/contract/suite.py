@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from dagresume.errors import StoreError
-from dagresume.events import Record, RunStatus, node_record, run_record
+from dagresume.events import Record, RunStatus, run_record
 from dagresume.sessions import this_session
 from dagresume.store import (
     Claim,
@@ -81,7 +81,7 @@ class Engine(NamedTuple):
 
 
 def new_run(run_id: str = "r1", session: int | None = None, **options: Any) -> NewRun:
-    facts = {"workflow": "w", "version": "1", "key": None, "saw": None, "source": "manual"}
+    facts: dict[str, Any] = {"workflow": "w", "version": "1", "key": None, "saw": None, "source": "manual"}
     facts |= {"inputs": "{}", "inputs_digest": b"\0" * 16}
     return NewRun(run_id=run_id, session=session, **(facts | options))
 
@@ -114,7 +114,7 @@ class StoreContract:
         return Clock()
 
     @pytest.fixture
-    async def open(self, make_store: MakeStore, clock: Clock) -> AsyncIterator[Opener]:
+    async def enter(self, make_store: MakeStore, clock: Clock) -> AsyncIterator[Opener]:
         stores: list[Store] = []
 
         async def opener(lease: int = LEASE) -> Engine:
@@ -128,8 +128,8 @@ class StoreContract:
 
     # runs and records
 
-    async def test_a_new_run_is_there_with_all_that_was_said_of_it(self, open: Opener) -> None:
-        engine = await open()
+    async def test_a_new_run_is_there_with_all_that_was_said_of_it(self, enter: Opener) -> None:
+        engine = await enter()
         made = await engine.one(
             new_run(
                 "r1", engine.session, key="k", source="webhook", inputs='{"x": 1}', inputs_digest=b"d" * 16
@@ -151,8 +151,8 @@ class StoreContract:
         assert owner.session == engine.session
         assert owner.alive
 
-    async def test_an_unknown_run_is_none(self, open: Opener) -> None:
-        engine = await open()
+    async def test_an_unknown_run_is_none(self, enter: Opener) -> None:
+        engine = await enter()
         assert await engine.store.load("r1") is None
         assert await engine.store.tail(0, run_id="r1") == []
         assert await engine.store.logs("r1") == []
@@ -181,16 +181,16 @@ class StoreContract:
             Record("node.completed", "success", 2**63 - 1, -(2**63), "a", output="9" * 1_000_000),
         ],
     )
-    async def test_a_record_comes_back_as_it_was(self, open: Opener, record: Record) -> None:
-        engine = await open()
+    async def test_a_record_comes_back_as_it_was(self, enter: Opener, record: Record) -> None:
+        engine = await enter()
         guard = await engine.new()
         done = await engine.one(guard, record)
         assert isinstance(done, Committed)
         assert (await engine.all()).records[-1] == record._replace(seq=done.seq, output=None)
         assert await engine.store.output([done.seq]) == [record.output]
 
-    async def test_seqs_rise_in_the_order_of_the_units(self, open: Opener) -> None:
-        engine = await open()
+    async def test_seqs_rise_in_the_order_of_the_units(self, enter: Opener) -> None:
+        engine = await enter()
         guard = await engine.new()
         outcomes = await engine.store.commit(
             [Unit(guard, [completed("a"), completed("b")]), Unit(guard, [completed("c")])]
@@ -200,8 +200,8 @@ class StoreContract:
         assert found == [(1, None), (2, "a"), (3, "b"), (4, "c")]
 
     @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 255, 256, 257, 1024, 1025, 3000])
-    async def test_a_batch_of_any_size_is_one_transaction(self, open: Opener, size: int) -> None:
-        engine = await open()
+    async def test_a_batch_of_any_size_is_one_transaction(self, enter: Opener, size: int) -> None:
+        engine = await enter()
         guards = [await engine.new(f"r{n}") for n in range(3)]
         for owners in (guards[:1], guards):
             commits = engine.store.commits
@@ -213,27 +213,27 @@ class StoreContract:
             assert [outcome.run for outcome in outcomes] == [unit.guard.run for unit in units]  # type: ignore[union-attr]
         assert len(await engine.store.tail(0, limit=10_000)) == 3 + 2 * size
 
-    async def test_one_unit_of_many_records(self, open: Opener) -> None:
-        engine = await open()
+    async def test_one_unit_of_many_records(self, enter: Opener) -> None:
+        engine = await enter()
         guard = await engine.new()
         done = await engine.one(guard, *(completed(f"a[{n}]") for n in range(5000)))
         assert done == Committed(5001, 1, 1)
         assert [r.seq for r in (await engine.all()).records] == list(range(1, 5002))
 
-    async def test_no_units_are_no_transaction(self, open: Opener) -> None:
-        engine = await open()
+    async def test_no_units_are_no_transaction(self, enter: Opener) -> None:
+        engine = await enter()
         assert await engine.store.commit([]) == []
 
-    async def test_a_unit_may_have_no_records(self, open: Opener) -> None:
-        engine = await open()
+    async def test_a_unit_may_have_no_records(self, enter: Opener) -> None:
+        engine = await enter()
         guard = await engine.new()
         assert await engine.one(guard) == Committed(0, 1, 1)
 
     # owners
 
-    async def test_whoever_does_not_own_a_run_writes_nothing(self, open: Opener) -> None:
+    async def test_whoever_does_not_own_a_run_writes_nothing(self, enter: Opener) -> None:
         """B112."""
-        engine, other = await open(), await open()
+        engine, other = await enter(), await enter()
         guard = await engine.new()
         for wrong in (
             Owned(guard.run, other.session, guard.epoch),
@@ -250,8 +250,8 @@ class StoreContract:
         assert await engine.one(Owned(99, engine.session, 1), completed()) == Refused("missing")
         assert await engine.kinds() == ["run.created"]
 
-    async def test_a_refused_unit_leaves_its_neighbours_alone(self, open: Opener) -> None:
-        engine = await open()
+    async def test_a_refused_unit_leaves_its_neighbours_alone(self, enter: Opener) -> None:
+        engine = await enter()
         mine, lost = await engine.new("r1"), await engine.new("r2")
         stale = Owned(lost.run, lost.session, lost.epoch + 1)
         units = [
@@ -276,8 +276,8 @@ class StoreContract:
             else:
                 assert unit.records[0].path not in stored
 
-    async def test_only_the_runs_that_were_lost_are_refused(self, open: Opener) -> None:
-        engine = await open()
+    async def test_only_the_runs_that_were_lost_are_refused(self, enter: Opener) -> None:
+        engine = await enter()
         guards = [await engine.new(f"r{n}") for n in range(5)]
         stale = [Owned(g.run, g.session, g.epoch + (g.run % 2)) for g in guards]
         outcomes = await engine.store.commit([Unit(g, [completed(f"{n}")]) for n in range(3) for g in stale])
@@ -286,8 +286,8 @@ class StoreContract:
         for guard in guards:
             assert len(await engine.kinds(f"r{guard.run - 1}")) == (1 if guard.run % 2 else 4)
 
-    async def test_an_owner_that_lets_go_owns_nothing_more(self, open: Opener) -> None:
-        engine = await open()
+    async def test_an_owner_that_lets_go_owns_nothing_more(self, enter: Opener) -> None:
+        engine = await enter()
         for n, kind in enumerate(
             ["run.completed", "run.failed", "run.interrupted", "run.waiting", "run.cancelled"]
         ):
@@ -302,8 +302,8 @@ class StoreContract:
             assert owner is None
             assert [record.path for record in records] == [None, "a", None]
 
-    async def test_the_row_is_the_projection_of_its_records(self, open: Opener) -> None:
-        engine = await open()
+    async def test_the_row_is_the_projection_of_its_records(self, enter: Opener) -> None:
+        engine = await enter()
         guard = await engine.new()
         await engine.one(guard, run_record("run.waiting", START + 5, "held", wake_at=START + 99))
         row = await engine.row()
@@ -319,8 +319,8 @@ class StoreContract:
 
     # claims
 
-    async def test_a_run_whose_owner_lives_is_locked(self, open: Opener) -> None:
-        engine, other = await open(), await open()
+    async def test_a_run_whose_owner_lives_is_locked(self, enter: Opener) -> None:
+        engine, other = await enter(), await enter()
         await engine.new()
         for whoever in (engine, other):
             refused = await whoever.one(Claim(1, whoever.session, 1), run_record("run.claimed", START))
@@ -331,8 +331,8 @@ class StoreContract:
         assert await engine.one(Claim(9, engine.session, 0)) == Refused("missing")
         assert (await engine.row()).epoch == 1
 
-    async def test_the_run_of_a_closed_session_can_be_claimed(self, open: Opener) -> None:
-        engine, other = await open(), await open()
+    async def test_the_run_of_a_closed_session_can_be_claimed(self, enter: Opener) -> None:
+        engine, other = await enter(), await enter()
         await engine.new()
         await engine.store.close()
         owner = (await other.all()).holder
@@ -342,9 +342,9 @@ class StoreContract:
         assert claimed == Committed(2, 1, 2)
         assert await other.one(Owned(1, other.session, 2), completed()) == Committed(3, 1, 2)
 
-    async def test_whoever_is_fenced_off_writes_nothing_more(self, open: Opener, clock: Clock) -> None:
+    async def test_whoever_is_fenced_off_writes_nothing_more(self, enter: Opener, clock: Clock) -> None:
         """B106, B112: also when its late write comes in one batch with others."""
-        engine, other = await open(), await open(lease=100 * LEASE)
+        engine, other = await enter(), await enter(lease=100 * LEASE)
         mine, kept = await engine.new("r1"), await engine.new("r2")
         clock.time += LEASE + 1
         await other.one(Claim(1, other.session, 2), run_record("run.claimed", clock.now()))
@@ -357,9 +357,9 @@ class StoreContract:
         assert await engine.kinds() == ["run.created", "run.claimed"]
 
     async def test_a_lease_holds_until_it_is_over_and_can_be_renewed(
-        self, open: Opener, clock: Clock
+        self, enter: Opener, clock: Clock
     ) -> None:
-        engine, other = await open(), await open(lease=100 * LEASE)
+        engine, other = await enter(), await enter(lease=100 * LEASE)
         await engine.new()
         clock.time += LEASE
         assert isinstance(await other.one(Claim(1, other.session, 1)), Refused)
@@ -369,8 +369,8 @@ class StoreContract:
         clock.time += 1
         assert isinstance(await other.one(Claim(1, other.session, 1)), Committed)
 
-    async def test_a_claim_that_saw_an_older_state_is_refused(self, open: Opener) -> None:
-        engine = await open()
+    async def test_a_claim_that_saw_an_older_state_is_refused(self, enter: Opener) -> None:
+        engine = await enter()
         guard = await engine.new()
         await engine.one(guard, run_record("run.failed", START))
         await engine.one(Inbox(1), run_record("run.note", START))
@@ -379,8 +379,8 @@ class StoreContract:
         await engine.new("r2")
         assert isinstance(await engine.one(Claim(1, engine.session, 3)), Committed)
 
-    async def test_two_claims_at_once_are_one(self, open: Opener) -> None:
-        engines = [await open() for _ in range(5)]
+    async def test_two_claims_at_once_are_one(self, enter: Opener) -> None:
+        engines = [await enter() for _ in range(5)]
         guard = await engines[0].new()
         await engines[0].one(guard, run_record("run.failed", START))
         outcomes: list[Outcome] = []
@@ -397,9 +397,9 @@ class StoreContract:
     # orphans
 
     async def test_an_orphan_is_marked_and_its_owner_may_still_come_back(
-        self, open: Opener, clock: Clock
+        self, enter: Opener, clock: Clock
     ) -> None:
-        engine, other = await open(), await open(lease=100 * LEASE)
+        engine, other = await enter(), await enter(lease=100 * LEASE)
         guard = await engine.new()
         mark = Orphaned(1, engine.session, 1)
         interrupted = run_record("run.interrupted", START + 1, "lease over")
@@ -421,8 +421,8 @@ class StoreContract:
         assert (row.status, row.reason, row.updated_at) == ("running", None, START + 7)
         assert [record.kind for record in records[-2:]] == ["run.revived", "node.completed"]
 
-    async def test_a_run_comes_back_to_life_once_in_a_batch(self, open: Opener, clock: Clock) -> None:
-        engine, other = await open(), await open(lease=100 * LEASE)
+    async def test_a_run_comes_back_to_life_once_in_a_batch(self, enter: Opener, clock: Clock) -> None:
+        engine, other = await enter(), await enter(lease=100 * LEASE)
         guard, fine = await engine.new("r1"), await engine.new("r2")
         clock.time += LEASE + 1
         await other.one(Orphaned(1, engine.session, 1), run_record("run.interrupted", START))
@@ -433,8 +433,8 @@ class StoreContract:
         assert (await engine.kinds()).count("run.revived") == 1
         assert [r.path for r in (await engine.all()).records if r.path] == ["a", "b"]
 
-    async def test_an_orphan_that_somebody_took_is_left_alone(self, open: Opener, clock: Clock) -> None:
-        engine, other = await open(), await open(lease=100 * LEASE)
+    async def test_an_orphan_that_somebody_took_is_left_alone(self, enter: Opener, clock: Clock) -> None:
+        engine, other = await enter(), await enter(lease=100 * LEASE)
         guard = await engine.new()
         clock.time += LEASE + 1
         await other.one(Claim(1, other.session, 1), run_record("run.claimed", START))
@@ -448,9 +448,9 @@ class StoreContract:
 
     # keys
 
-    async def test_a_key_is_given_once(self, open: Opener) -> None:
+    async def test_a_key_is_given_once(self, enter: Opener) -> None:
         """B109."""
-        engines = [await open() for _ in range(4)]
+        engines = [await enter() for _ in range(4)]
         outcomes: list[Outcome] = []
 
         async def start(engine: Engine, n: int) -> None:
@@ -468,9 +468,9 @@ class StoreContract:
         assert {(r.reason, r.run_id) for r in refused} == {("key_taken", row.run_id)}
         assert {r.holder for r in refused} == {owner}
 
-    async def test_a_key_is_literal_and_of_one_workflow(self, open: Opener) -> None:
+    async def test_a_key_is_literal_and_of_one_workflow(self, enter: Opener) -> None:
         """B160."""
-        engine = await open()
+        engine = await enter()
         keys = ["a_b", "axb", "A_B", "50%", "500", "x\\y", "", " ", "ü", "u\u0308", "k\x00"]
         for n, key in enumerate(keys):
             await engine.new(f"r{n}", key=key)
@@ -479,8 +479,8 @@ class StoreContract:
             found = [row.run_id for row, _ in await engine.store.find(workflow="w", key=key)]
             assert found == [f"r{n}"]
 
-    async def test_a_newer_run_takes_the_key(self, open: Opener) -> None:
-        engine = await open()
+    async def test_a_newer_run_takes_the_key(self, enter: Opener) -> None:
+        engine = await enter()
         first = await engine.new("r1", key="k")
         assert isinstance(await engine.one(new_run("r2", engine.session, key="k")), Refused)
         assert isinstance(await engine.one(new_run("r2", engine.session, key="k", saw=9)), Refused)
@@ -492,14 +492,14 @@ class StoreContract:
         await engine.new("r3", key="k", saw=second.run)
         assert [(await engine.row(r)).holds_key for r in ("r1", "r2", "r3")] == [0, 0, 1]
 
-    async def test_no_key_is_no_lock(self, open: Opener) -> None:
-        engine = await open()
+    async def test_no_key_is_no_lock(self, enter: Opener) -> None:
+        engine = await enter()
         for n in range(3):
             await engine.new(f"r{n}")
         assert len(await engine.store.find()) == 3
 
-    async def test_a_run_takes_its_key_back_unless_another_has_it(self, open: Opener) -> None:
-        engine = await open()
+    async def test_a_run_takes_its_key_back_unless_another_has_it(self, enter: Opener) -> None:
+        engine = await enter()
         first = await engine.new("r1", key="k")
         await engine.one(first, run_record("run.failed", START))
         second = await engine.new("r2", key="k", saw=1)
@@ -514,16 +514,16 @@ class StoreContract:
         assert refused.holder is not None
         assert refused.holder.session == engine.session
 
-    async def test_a_run_id_is_given_once(self, open: Opener) -> None:
-        engine = await open()
+    async def test_a_run_id_is_given_once(self, enter: Opener) -> None:
+        engine = await enter()
         await engine.new()
         refused = await engine.one(new_run("r1", engine.session), created())
         assert isinstance(refused, Refused)
         assert (refused.reason, refused.run_id) == ("exists", "r1")
         assert len(await engine.store.find()) == 1
 
-    async def test_a_run_without_owner_waits_to_be_claimed(self, open: Opener) -> None:
-        engine = await open()
+    async def test_a_run_without_owner_waits_to_be_claimed(self, enter: Opener) -> None:
+        engine = await enter()
         assert await engine.one(new_run("r1", None, key="k"), created()) == Committed(1, 1, 0)
         row = await engine.row()
         assert (row.status, row.owner, row.epoch, row.holds_key) == ("pending", None, 0, 1)
@@ -532,8 +532,8 @@ class StoreContract:
         )
         assert (await engine.row()).status == "running"
 
-    async def test_a_fork_knows_where_it_comes_from(self, open: Opener) -> None:
-        engine = await open()
+    async def test_a_fork_knows_where_it_comes_from(self, enter: Opener) -> None:
+        engine = await enter()
         await engine.new("r1")
         await engine.new("r2", forked_from=1, forked_at_seq=1)
         row = await engine.row("r2")
@@ -541,8 +541,8 @@ class StoreContract:
 
     # letters and names
 
-    async def test_anybody_may_write_a_letter(self, open: Opener) -> None:
-        engine, other = await open(), await open()
+    async def test_anybody_may_write_a_letter(self, enter: Opener) -> None:
+        engine, other = await enter(), await enter()
         await engine.new()
         letter = run_record("run.cancel_requested", START, by="me")
         assert await other.one(Inbox(1), letter) == Committed(2, 1, 1)
@@ -550,9 +550,9 @@ class StoreContract:
         assert (row.status, row.owner) == ("running", engine.session)
         assert await other.one(Inbox(7), letter) == Refused("missing")
 
-    async def test_the_first_letter_wins(self, open: Opener) -> None:
+    async def test_the_first_letter_wins(self, enter: Opener) -> None:
         """B139."""
-        engine, other = await open(), await open()
+        engine, other = await enter(), await enter()
         await engine.new()
         for path in ("ap", None):
             guard = Inbox(1, unless=("approval.decided", path))
@@ -563,8 +563,8 @@ class StoreContract:
         assert isinstance(await engine.one(Inbox(1, unless=("approval.decided", "a")), created()), Committed)
         assert isinstance(await engine.one(Inbox(1, unless=("run.created", "ap")), created()), Committed)
 
-    async def test_a_letter_of_an_earlier_round_is_no_obstacle(self, open: Opener) -> None:
-        engine = await open()
+    async def test_a_letter_of_an_earlier_round_is_no_obstacle(self, enter: Opener) -> None:
+        engine = await enter()
         await engine.new()
         decided = Record("approval.decided", None, None, START, "ap")
         first = await engine.one(Inbox(1, unless=(decided.kind, "ap")), decided)
@@ -576,16 +576,16 @@ class StoreContract:
             await engine.one(Inbox(1, (decided.kind, "ap"), after=first.seq), decided), Committed
         )
 
-    async def test_a_name_is_used_once(self, open: Opener) -> None:
-        engine, other = await open(), await open()
+    async def test_a_name_is_used_once(self, enter: Opener) -> None:
+        engine, other = await enter(), await enter()
         assert await engine.one(Unique("tick:1")) == Committed(0)
         outcomes = await other.store.commit([Unit(Unique(name)) for name in ("tick:1", "tick:2", "tick:2")])
         assert outcomes == [Refused("exists"), Committed(0), Refused("exists")]
 
     # definitions and logs
 
-    async def test_a_definition_is_stored_once_and_can_change_with_a_claim(self, open: Opener) -> None:
-        engine = await open()
+    async def test_a_definition_is_stored_once_and_can_change_with_a_claim(self, enter: Opener) -> None:
+        engine = await enter()
         for n in (1, 2):
             await engine.one(new_run(f"r{n}", engine.session), created(), definition=definition("{1}"))
         assert (await engine.row("r1")).definition == (await engine.row("r2")).definition
@@ -598,8 +598,8 @@ class StoreContract:
         row, _, graph, _ = await engine.all("r2")
         assert (row.version, graph) == ("1", "{1}")
 
-    async def test_log_lines_go_in_with_their_unit_and_come_out_in_order(self, open: Opener) -> None:
-        engine = await open()
+    async def test_log_lines_go_in_with_their_unit_and_come_out_in_order(self, enter: Opener) -> None:
+        engine = await enter()
         guard, other = await engine.new("r1"), await engine.new("r2")
         lines = [LogLine("a", 1, START + n, "info", f"line {n}") for n in range(5)]
         await engine.store.commit(
@@ -635,9 +635,9 @@ class StoreContract:
         ],
     )
     async def test_a_value_that_cannot_be_stored_hurts_its_own_unit_alone(
-        self, open: Opener, poison: Record
+        self, enter: Opener, poison: Record
     ) -> None:
-        engine = await open()
+        engine = await enter()
         one, two = await engine.new("r1"), await engine.new("r2")
         for neighbours in (1, 2, 100):
             units = [Unit(g, [completed(f"{n}")]) for n in range(neighbours) for g in (one, two)]
@@ -652,8 +652,8 @@ class StoreContract:
         paths = {record.path for record in (await engine.all()).records}
         assert not paths & {"with", "p", "them"}
 
-    async def test_poison_in_a_log_line_or_an_input_hurts_its_own_unit_alone(self, open: Opener) -> None:
-        engine = await open()
+    async def test_poison_in_a_log_line_or_an_input_hurts_its_own_unit_alone(self, enter: Opener) -> None:
+        engine = await enter()
         guard = await engine.new("r1")
         outcomes = await engine.store.commit(
             [
@@ -671,9 +671,9 @@ class StoreContract:
         assert [r.path for r in (await engine.all()).records] == [None, "a"]
         assert await engine.store.logs("r1") == []
 
-    async def test_no_run_is_completed_behind_a_hole(self, open: Opener) -> None:
+    async def test_no_run_is_completed_behind_a_hole(self, enter: Opener) -> None:
         """C8."""
-        engine = await open()
+        engine = await enter()
         one, two = await engine.new("r1"), await engine.new("r2")
         ending = [completed("z"), run_record("run.completed", START)]
         outcomes = await engine.store.commit(
@@ -687,8 +687,8 @@ class StoreContract:
         assert [type(o) for o in outcomes] == [StoreFailed, Committed, StoreFailed, Committed]
         assert [(await engine.row(r)).status for r in ("r1", "r2")] == ["running", "completed"]
 
-    async def test_sql_of_the_user_needs_a_store_that_lasts(self, open: Opener) -> None:
-        engine = await open()
+    async def test_sql_of_the_user_needs_a_store_that_lasts(self, enter: Opener) -> None:
+        engine = await enter()
         if engine.store.persistent:
             return
         guard = await engine.new()
@@ -698,8 +698,8 @@ class StoreContract:
 
     # readers
 
-    async def test_the_journal_can_be_followed(self, open: Opener) -> None:
-        engine = await open()
+    async def test_the_journal_can_be_followed(self, enter: Opener) -> None:
+        engine = await enter()
         one, two = await engine.new("r1"), await engine.new("r2")
         await engine.store.commit([Unit(g, [completed(f"{n}")]) for n in range(4) for g in (one, two)])
         await engine.one(Inbox(1), Record("execution.auto_resume", None, None, START, None))
@@ -721,8 +721,8 @@ class StoreContract:
         assert ended == [entry for entry in whole if entry[1].kind in {"node.completed", "run.created"}]
         assert await engine.store.tail(0, kinds=[]) == []
 
-    async def test_outputs_come_in_the_order_asked_for(self, open: Opener) -> None:
-        engine = await open()
+    async def test_outputs_come_in_the_order_asked_for(self, enter: Opener) -> None:
+        engine = await enter()
         guard = await engine.new()
         await engine.one(guard, *(completed(f"{n}", str(n)) for n in range(2000)), completed("none", None))
         asked = [3, 2, 2001, 3, 1, 2002, 99_999, 0, -1]
@@ -735,8 +735,8 @@ class StoreContract:
         await engine.store.close()
         assert engine.store.output_now(asked) == expected
 
-    async def test_runs_are_found_newest_first_by_all_that_is_asked(self, open: Opener) -> None:
-        engine = await open()
+    async def test_runs_are_found_newest_first_by_all_that_is_asked(self, enter: Opener) -> None:
+        engine = await enter()
         numbers = count(1)
         for workflow in ("w", "v"):
             for status in ("running", "failed", "completed"):
@@ -760,8 +760,8 @@ class StoreContract:
         owners = {row.run: owner.session if owner else None for row, owner in await engine.store.find()}
         assert [owners[n] for n in (18, 12, 1)] == [None, engine.session, engine.session]
 
-    async def test_others_see_what_was_committed_at_once(self, open: Opener) -> None:
-        engine, other = await open(), await open()
+    async def test_others_see_what_was_committed_at_once(self, enter: Opener) -> None:
+        engine, other = await enter(), await enter()
         guard = await engine.new()
         before = await other.store.changed()
         assert await other.store.changed() == before
@@ -773,8 +773,8 @@ class StoreContract:
 
     # opening and closing
 
-    async def test_a_closed_store_says_so(self, open: Opener) -> None:
-        engine = await open()
+    async def test_a_closed_store_says_so(self, enter: Opener) -> None:
+        engine = await enter()
         guard = await engine.new()
         await engine.store.close()
         await engine.store.close()
@@ -782,17 +782,17 @@ class StoreContract:
             await engine.one(guard, completed())
         assert not engine.store.renew(START + LEASE)
 
-    async def test_sessions_have_numbers_of_their_own(self, open: Opener) -> None:
-        engines = [await open() for _ in range(3)]
+    async def test_sessions_have_numbers_of_their_own(self, enter: Opener) -> None:
+        engines = [await enter() for _ in range(3)]
         assert len({engine.session for engine in engines}) == 3
         await engines[0].store.close()
-        assert (await open()).session not in {engine.session for engine in engines}
+        assert (await enter()).session not in {engine.session for engine in engines}
 
-    async def test_what_was_committed_outlives_the_session(self, open: Opener) -> None:
-        engine = await open()
+    async def test_what_was_committed_outlives_the_session(self, enter: Opener) -> None:
+        engine = await enter()
         guard = await engine.new()
         await engine.one(guard, completed(), run_record("run.completed", START))
         await engine.store.close()
-        later = await open()
+        later = await enter()
         assert await later.kinds() == ["run.created", "node.completed", "run.completed"]
         assert (await later.row()).status == RunStatus.COMPLETED

@@ -251,7 +251,10 @@ def test_a_strange_row_gives_a_value_or_not_loadable(value: Any, tag: str) -> No
 
 
 @given(
-    st.recursive(st.just(object()) | scalars, lambda inner: st.lists(inner) | st.dictionaries(text, inner))
+    st.recursive(
+        st.just(object()) | scalars,
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=9), inner),
+    )
 )
 @settings(max_examples=100, deadline=None)
 def test_a_refusal_names_a_place_that_is_there(value: Any) -> None:
