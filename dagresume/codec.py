@@ -872,7 +872,7 @@ def _array(packer: _Packer, array: Any, np: Any) -> dict[str, Any]:
     if back != dtype or back.type is not dtype.type:
         raise refusal
     tree = {_TAG: "ndarray", "dtype": packer(descr), "shape": list(array.shape)}
-    tree["v"] = _base64(packer, array.astype(_gapless(dtype), order="K").tobytes("A"))
+    tree["v"] = _base64(packer, array.astype(_gapless(dtype), order="K", copy=False).tobytes("A"))
     return {**tree, "order": "F"} if array.flags.fnc else tree
 
 
@@ -1012,7 +1012,7 @@ register(ItemFailure)
 
 
 def members(text: str) -> dict[str, str]:
-    """Give the members of a packed dict of plain string keys, each still packed, as they stand in the text."""
+    """Give the members of a packed dict of plain string keys, each still packed, as they stand there."""
     found: dict[str, str] = {}
     place = 1
     while text[place] != "}":

@@ -75,7 +75,8 @@ from dagresume.planner import Decision, Vertex, plan, uncertain_paths, vertices
 from dagresume.policy import ItemFailure, Limit, NodeFailure
 from dagresume.pool import Pool
 from dagresume.results import Cell, Lazily, Outputs, RunResult, Stats, Stored
-from dagresume.scheduler import MOVED, Run, Services, start_ready
+from dagresume.jobs import Services
+from dagresume.scheduler import Run, start_ready
 from dagresume.sessions import this_session
 from dagresume.sqlite import SQLiteStore
 from dagresume.store import (
@@ -253,7 +254,7 @@ class Engine:
             self._limits,
             self._clock,
             full=lambda: self._journal.full,
-            wake=lambda: asyncio.get_running_loop().call_soon(start_ready, self._pool) and None,
+            wake=self._start_soon,
         )
         self._services = Services(
             journal=self._journal,
@@ -264,7 +265,6 @@ class Engine:
             spill=self._spill,
             spill_bytes=self._spill_bytes if self._blobs else None,
             fail_fast=self._fail_fast,
-            grace=self._grace,
             debug=self._debug,
         )
         self._writer = asyncio.create_task(self._journal.write(), name="dagresume journal")
@@ -298,6 +298,9 @@ class Engine:
         for executor in self._executors.values():
             await executor.close()
         await self._store.close()
+
+    def _start_soon(self) -> None:
+        asyncio.get_running_loop().call_soon(start_ready, self._pool)
 
     def register(self, workflow: Workflow) -> None:
         """Let stored runs of this workflow (name and version) be resumed by this engine."""
@@ -488,11 +491,13 @@ class Engine:
                 found = await self._store.find(workflow=wf.name, key=key, limit=1)
                 newest = found[0] if found else None
             if newest is None or fresh or self._is_free(newest[0], window):
-                run = await self._create(program, packed, key, newest[0].run if newest else None)
+                begun: Run | RunResult | None = await self._create(
+                    program, packed, key, newest[0].run if newest else None
+                )
             else:
-                run = await self._take_up(program, packed, *newest)
-            if run is not None:
-                return run
+                begun = await self._take_up(program, packed, *newest)
+            if begun is not None:
+                return begun
 
     def _is_free(self, row: RunRow, window: float | None) -> bool:
         """Say whether the key of this run is free for a new one."""
@@ -622,6 +627,7 @@ class Engine:
             program.graph.sources,
             run_id=run_id,
             workflow=program.graph.workflow,
+            session=self._session,
             snapshot=snapshot,
             inputs=inputs,
             input_types=program.input_types,
@@ -633,7 +639,7 @@ class Engine:
         """Write the unit that makes or claims a run; from then on it is ours to attend."""
         self._runs[run.run_id] = run
         try:
-            outcome = await _unbroken_future(run.open(guard, records, definition, self._session))
+            outcome = await _unbroken_future(run.open(guard, records, definition))
         except asyncio.CancelledError:
             run.stop(RUN_INTERRUPTED, "cancelled")
             if run.owned.run:
@@ -686,7 +692,7 @@ class Engine:
         now = self._clock.now()
         records = []
         for path, failure in run.failures.items():
-            vertex = run.rules[run.place(path)]
+            vertex = run.root.rules[run._places[segments(path)[0][0]]]
             kind = FAILED if vertex.idempotent else INTERRUPTED  # its effect may have happened
             facts = {"type": failure.type, "message": failure.message, "traceback": failure.traceback}
             records.append(node_record(kind, path, failure.attempt, now, "not_stored", **facts))
@@ -704,7 +710,7 @@ class Engine:
         def reused() -> list[str]:
             return [
                 path for path, record in prior.paths.items()
-                if record.kind == COMPLETED and path not in executed and not run.is_map(path)
+                if record.kind == COMPLETED and path not in executed and not run.runs_no_function(path)
             ]  # fmt: skip
 
         return RunResult(
@@ -935,20 +941,14 @@ def _is_below(path: str, whole: set[str], some: set[str], index: int | None) -> 
     return node in whole or (node in some and at in {None, index})
 
 
-def _stored(record: Record) -> Stored:
-    facts = record.facts
-    seq = facts["seq"] if record.reason == MOVED else record.seq or 0
-    return Stored(record.path or "", seq, record.digest or b"", facts.get("blob"))
-
-
 def _cell(snapshot: Snapshot, record: Record, *, is_map: bool) -> Cell:
     if not is_map:
-        return _stored(record)
+        return Stored.of(record)
     cells: list[str | Stored] = []
     for k in range(record.facts["count"]):
         item = snapshot.paths[f"{record.path}[{k}]"]
         if item.kind == COMPLETED:
-            cells.append(_stored(item))
+            cells.append(Stored.of(item))
         else:
             failure = failure_of(item)
             cells.append(

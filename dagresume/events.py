@@ -127,6 +127,7 @@ _RUN_STATUS: Final[Mapping[str, RunStatus]] = {
     RUN_INTERRUPTED: RunStatus.INTERRUPTED,
     RUN_CANCELLED: RunStatus.CANCELLED,
 }
+MOVED: Final = "moved"  # reason: an item stands at another place of its list now; its output stays where it was
 RETRY: Final = "retry"  # reason of a failed attempt that is tried again by itself at data.retry_at
 
 
@@ -309,7 +310,7 @@ class Snapshot:
     def _apply_to_path(self, path: str, record: Record) -> None:
         previous = self.paths.get(path)
         if previous is not None:
-            if record.kind == RESET and previous.kind == COMPLETED:
+            if record.kind == RESET and previous.kind in {COMPLETED, WAITING}:
                 self.generations[path] = self.generations.get(path, 0) + 1
             if path not in self.before and (previous.seq or 0) < self.fresh_seq:
                 self.before[path] = previous.attempt or 0

@@ -15,7 +15,7 @@ from dagresume.clock import to_datetime
 from dagresume.events import Record
 from dagresume.policy import NodeFailure
 
-__all__ = ["describe_error", "failure_of", "log"]
+__all__ = ["describe_error", "failure_of", "log", "tell"]
 
 _PACKAGE: Final = Path(__file__).parent
 _KEEP: Final = 16_384  # characters of a message or traceback
@@ -59,6 +59,12 @@ class _Log:
 
 
 log: Final = _Log()
+
+
+def tell(path: str, attempt: int, error: BaseException, reason: str) -> NodeFailure:
+    """Give the failure of an attempt as data."""
+    told = describe_error(error)
+    return NodeFailure(path, attempt, told["type"], told["message"], told["traceback"], reason, None, error)
 
 
 def describe_error(error: BaseException) -> dict[str, str]:

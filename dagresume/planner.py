@@ -98,7 +98,13 @@ class Vertex:
     is_map: bool
     received: tuple[Source, ...]
     value_parents: tuple[int, ...]
+    source_parents: tuple[int, ...]
     chained: frozenset[int] = frozenset()
+
+    @property
+    def reconcilable(self) -> bool:
+        """Whether it can tell by itself what became of an attempt that nobody knows about."""
+        return self.node.reconcile is not None
 
     @property
     def pure(self) -> bool:
@@ -155,6 +161,9 @@ def _vertex(
         is_map=bool(node.for_each),
         chained=frozenset(s.index for s in graph.sources[i] if s.kind == "parent" and s.index in maps),
         value_parents=tuple({b.source.index: None for b in fed if b.source.kind == "parent"}),
+        source_parents=tuple(
+            {s.index: None for s in (*graph.sources[i], *(b.source for b in fed)) if s.kind == "parent"}
+        ),
         received=tuple(
             graph.sources[i][b.source.index] if b.source.kind == "item" else b.source for b in fed
         ),

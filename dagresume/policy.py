@@ -218,6 +218,11 @@ class NodeFailure:
     at: datetime | None = None
     exception: BaseException | None = field(default=None, compare=False, repr=False)
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is stored of it beside path, attempt and reason."""
+        return {"type": self.type, "message": self.message, "traceback": self.traceback}
+
 
 @dataclass(frozen=True, slots=True)
 class ItemFailure:

@@ -142,6 +142,16 @@ class _Bare:
         return _make_bare, self.what
 
 
+class _Part:
+    """An exception of a group, on its way by itself."""
+
+    def __init__(self, fault: Fault) -> None:
+        self.fault = fault
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Fault.error, (self.fault,)
+
+
 def _make_bare(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
     error = cls.__new__(cls, *args)
     error.__dict__.update(state)
@@ -160,6 +170,9 @@ def _pickled(error: BaseException, message: str) -> bytes | None:
 
 
 def _forms(error: BaseException, message: str) -> Iterator[Any]:
+    if isinstance(error, BaseExceptionGroup):
+        parts = [_Part(Fault.of(part)) for part in error.exceptions]
+        yield _Bare(type(error), (error.message, parts), vars(error))
     yield error
     state = {name: value for name, value in vars(error).items() if _can_travel(value)}
     yield _Bare(type(error), error.args, state)
@@ -310,9 +323,10 @@ def _channel_here() -> _Pipe:
 def _serve(conn: Connection) -> None:
     """Run what comes until the parent hangs up."""
     global _here
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # Ctrl-C and a service manager's stop go to the whole group; when a body ends is the engine's word
-        signal.signal(number, lambda *_: None)
+    # Ctrl-C and a service manager's stop go to every process, but when a body ends is the engine's word
+    usual = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    if hasattr(os, "register_at_fork"):  # a body's own processes are as usual: Pool ends its own by SIGTERM
+        os.register_at_fork(after_in_child=lambda: [signal.signal(*one) for one in usual.items()])
     _inherited.add(conn)
     requests: SimpleQueue[bytes | None] = SimpleQueue()
     busy = threading.Event()
@@ -437,7 +451,7 @@ class Worker:
             return self._exitcode
         self._is_over = True
         self.hang_up()
-        went = wait([self._process.sentinel], _GRACE + 0.5)
+        went = self._goes()
         self.kill()
         with _children:
             self._process.join()
@@ -445,6 +459,14 @@ class Worker:
             with contextlib.suppress(ValueError):  # somebody else's waitpid took it
                 self._process.close()
         return self._exitcode
+
+    def _goes(self) -> bool:
+        until = time.monotonic() + _GRACE + 0.5
+        while time.monotonic() < until:
+            # the sentinel tells at once, but not if the body left a child that holds a copy of it
+            if wait([self._process.sentinel], 0.05) or not self.is_alive():
+                return True
+        return False
 
     def _receive(self, path: str) -> bytes:
         try:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
 
 from dagresume import codec
 from dagresume.errors import NoOutput
-from dagresume.events import NodeStatus, RunStatus, segments
+from dagresume.events import MOVED, NodeStatus, Record, RunStatus, segments
 from dagresume.policy import NodeFailure
 
 __all__ = ["CheckpointLatency", "Outputs", "RunResult", "Stats", "Stored"]
@@ -25,6 +25,13 @@ class Stored(NamedTuple):
     seq: int
     digest: bytes
     blob: str | None = None
+
+    @classmethod
+    def of(cls, record: Record) -> Stored:
+        """Give where the output of a completed path lies."""
+        facts = record.facts if record.data is not None else {}
+        seq = facts["seq"] if record.reason == MOVED else record.seq or 0
+        return cls(record.path or "", seq, record.digest or b"", facts.get("blob"))
 
 
 Cell = str | Stored | Sequence[str | Stored]

@@ -194,7 +194,7 @@ class Inbox:
 
 @dataclass(frozen=True, slots=True)
 class Unique:
-    """No unit with this name was committed before."""
+    """No unit with this name was committed before. It has no run, so there is nothing else in its unit."""
 
     name: str
 
@@ -344,6 +344,12 @@ def stored_error(name: str, error: Exception) -> StoreError:
 def revival(unit: Unit, clock: Clock) -> Record:
     """Give the record that goes before `unit` if its owner's run was marked interrupted meanwhile."""
     return run_record(RUN_REVIVED, unit.records[0].at if unit.records else clock.now())
+
+
+def refuse_contents(unit: Unit) -> None:
+    """Raise ValueError if a unit without a run has something to write to one."""
+    if unit.records or unit.logs or unit.definition:
+        raise ValueError("a unit behind Unique has no run: it holds no records, log lines or definition")
 
 
 def first_row(run: int, guard: NewRun, unit: Unit, clock: Clock) -> RunRow:
@@ -703,5 +709,5 @@ def _check_storable(unit: Unit) -> None:
                 value.encode()
             elif isinstance(value, int) and not -(2**63) <= value < 2**63:
                 raise ValueError("an integer beyond 64 bits")
-    if isinstance(unit.guard, Unique) and (unit.records or unit.logs):
-        raise ValueError("a unit behind Unique has no run, so it holds no records")
+    if isinstance(guard, Unique):
+        refuse_contents(unit)

@@ -127,7 +127,7 @@ class Workflow:
         executor: Executor | None = ...,
     ) -> Callable[[F], F]: ...
 
-    def node(self, fn: F | None = None, /, **options: Any) -> F | Callable[[F], F]:
+    def node(self, fn: Any = None, /, **options: Any) -> Any:
         """Add a function as a node; the function itself comes back, so it can be called in unit tests.
 
         Each parameter is fed in this order: annotated `Context` → the context; named in `args` → that parent, run input
@@ -155,7 +155,7 @@ class Workflow:
         self._graph = None
 
     @classmethod
-    def from_graph(cls, name: str, graph: nx.DiGraph, **options: Any) -> Workflow:
+    def from_graph(cls, name: str, graph: nx.DiGraph[Any], **options: Any) -> Workflow:
         """Give the workflow of a networkx DiGraph: node attribute `run=` is its function, the others its options.
 
         An edge attribute `arg="…"` binds the parent to that parameter of the child; an edge without it whose parent's id
@@ -198,7 +198,7 @@ class Workflow:
         return self._graph
 
     @property
-    def graph(self) -> nx.DiGraph:
+    def graph(self) -> nx.DiGraph[Any]:
         """A frozen networkx DiGraph of the nodes: `nx.descendants(wf.graph, "a")` just works."""
         return self.compiled.networkx()
 
@@ -508,7 +508,7 @@ class Graph:
             tuple(self._source(ref) for ref in node.for_each.values()) for node in self.nodes
         )
         self.output: int | None = self._output(wf.output)
-        self._networkx: nx.DiGraph | None = None
+        self._networkx: nx.DiGraph[Any] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -596,10 +596,10 @@ class Graph:
             raise UnknownDependency("output", name, _nearest(name, self.index), "of the workflow names")
         return self.index[name]
 
-    def networkx(self) -> nx.DiGraph:
+    def networkx(self) -> nx.DiGraph[Any]:
         """Give the graph as a frozen networkx DiGraph, made once."""
         if self._networkx is None:
-            graph = nx.DiGraph(name=self.workflow)
+            graph: nx.DiGraph[Any] = nx.DiGraph(name=self.workflow)
             for node in self.nodes:
                 graph.add_node(node.id, run=node.fn)
             for i, parents in enumerate(self.parents):

@@ -38,6 +38,7 @@ from dagresume.store import (
     completes,
     first_row,
     projected,
+    refuse_contents,
     revival,
 )
 from dagresume.wal import Wal
@@ -190,9 +191,10 @@ class Writer(Worker):
         return outcomes
 
     def _stretch(self, units: Sequence[Unit]) -> list[Outcome]:
-        plain = self._plain(units)
+        # Alone, a unit is looked at by its guard first: a refusal is not to be hidden by a value that fails.
+        plain = self._plain(units) if len(units) > 1 else None
         if plain is None:
-            return [self._apply(unit) for unit in units]
+            return list(map(self._apply, units))
         written = self._insert(plain, units)
         for unit, outcome in zip(units, written, strict=True):
             if isinstance(outcome, Committed):
@@ -388,11 +390,11 @@ class Writer(Worker):
         return _Place(row.run, row.epoch)
 
     def _unique(self, guard: Unique, unit: Unit) -> Refused | _Place:
-        if unit.records or unit.logs:
-            raise ValueError("a unit behind Unique has no run, so it holds no records")
         sql = "INSERT INTO dagresume_cursors VALUES (?, NULL, ?) ON CONFLICT DO NOTHING"
-        fresh = self.execute(sql, [guard.name, self.clock.now()]).rowcount
-        return _Place(0, 0) if fresh else Refused("exists")
+        if not self.execute(sql, [guard.name, self.clock.now()]).rowcount:
+            return Refused("exists")
+        refuse_contents(unit)
+        return _Place(0, 0)
 
     def _row(self, run: int) -> RunRow | None:
         found = self.execute(f"SELECT {_RUN_COLUMNS} FROM dagresume_runs WHERE run = ?", [run]).fetchone()

@@ -1,6 +1,8 @@
 """See it survive: screen 200 résumés, kill the process after the 150th, look at the plan, go on.
 
-Everything happens in a temporary folder with the local scorer: no model is called and no mail is sent,
+    python -m dagresume.examples.demo [FOLDER]
+
+It plays in FOLDER, or in a temporary one, with the local scorer: no model is called and no mail is sent,
 whatever the environment says.
 """
 
@@ -36,7 +38,7 @@ POLL = 0.005  # seconds between two looks at the ledger
 
 @dataclass(frozen=True)
 class Stage:
-    """The temporary folder in which the demo plays."""
+    """The folder in which the demo plays."""
 
     root: Path
 
@@ -74,11 +76,19 @@ class Stage:
         return sum(call["task"] == "score" for call in read_ledger(self.ledger))
 
 
-def main(*, resumes: int = 200, kill_after: int = 150, console: Console | None = None) -> int:
-    """Play the demo; 0 if the run completed and nothing that was recorded has been paid for again."""
+def main(
+    folder: Path | None = None, *, resumes: int = 200, kill_after: int = 150, console: Console | None = None
+) -> int:
+    """Play the demo; 0 if the run completed and nothing that was recorded has been paid for again.
+
+    Files go to `folder`, which should be new or empty, and stay there; without it, to a temporary one.
+    """
     console = console or Console(highlight=False, soft_wrap=True)
-    with TemporaryDirectory(prefix="dagresume-demo-") as folder:
-        return play(Stage(Path(folder).resolve()), resumes, kill_after, console)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        return play(Stage(folder.resolve()), resumes, kill_after, console)
+    with TemporaryDirectory(prefix="dagresume-demo-") as temporary:
+        return play(Stage(Path(temporary).resolve()), resumes, kill_after, console)
 
 
 def play(stage: Stage, resumes: int, kill_after: int, console: Console) -> int:
@@ -98,6 +108,7 @@ def play(stage: Stage, resumes: int, kill_after: int, console: Console) -> int:
     console.print("[bold]2. What a resume would do, and why[/]")
     decisions = asyncio.run(plan(stage))
     console.print(plan_table(decisions))
+    console.print(f"   in all: {totals(decisions)}\n")
 
     console.print("[bold]3. The same command again[/]")
     again = subprocess.run(
@@ -153,21 +164,26 @@ async def plan(stage: Stage) -> list[Decision]:
 
 
 def plan_table(decisions: Iterable[Decision]) -> Table:
-    """Give one line for all paths of a node that share action and reason, and the totals."""
+    """Give one line for all paths of a node that share action and reason."""
     lines: dict[tuple[str, str, str], list[str]] = {}
     for decision in decisions:
         if not decision.items:  # a map's own decision sums up what its items say one by one
             node, _, index = decision.path.partition("[")
             lines.setdefault((node, str(decision.action), decision.reason), []).append(index.rstrip("]"))
-    table = Table("path", "action", "paths", "why", box=None, padding=(0, 3, 0, 0))
+    table = Table("path", "action", "paths", "why", box=None, padding=(0, 2, 0, 1))
     for (node, action, reason), indices in lines.items():
-        table.add_row(Text(f"{node}{spans(indices)}"), action, str(len(indices)), reason, style=STYLES.get(action))
-    totals: Counter[str] = Counter()
-    for (_, action, _), indices in lines.items():
-        totals[action] += len(indices)
-    table.add_section()
-    table.add_row("total", ", ".join(f"{action} {count}" for action, count in totals.items()))
+        table.add_row(
+            Text(f"{node}{spans(indices)}"), action, str(len(indices)), reason, style=STYLES.get(action)
+        )
     return table
+
+
+def totals(decisions: Iterable[Decision]) -> str:
+    """Say how many paths are reused, run or not decided yet, and how much finished work the reuse keeps."""
+    single = [decision for decision in decisions if not decision.items]
+    counts = Counter(str(decision.action) for decision in single)
+    kept = sum(decision.seconds or 0.0 for decision in single if decision.action == "reuse")
+    return f"{', '.join(f'{action} {count}' for action, count in counts.items())} ({kept:.1f} s of work kept)"
 
 
 def spans(indices: list[str]) -> str:
@@ -184,4 +200,4 @@ def spans(indices: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(Path(sys.argv[1]) if len(sys.argv) > 1 else None))

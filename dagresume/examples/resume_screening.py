@@ -24,12 +24,13 @@ from pypdf import PdfReader
 
 from dagresume import (
     NOT_DONE,
-    AlreadyRunning,
     Context,
     DagresumeError,
     Engine,
     ItemFailure,
     Limit,
+    OwnershipError,
+    RecoveryRefused,
     Retry,
     RunResult,
     Workflow,
@@ -254,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except (DagresumeError, ModelRefused) as error:
         print(error, file=sys.stderr)
-        return 4 if isinstance(error, AlreadyRunning) else 1
+        return 4 if isinstance(error, OwnershipError | RecoveryRefused) else 1
     print(f"run {result.run_id}: {result.status}")
     print(f"executed {len(result.executed)} paths, reused {len(result.reused)}")
     print(f"table: {result[table]}")

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import re
 import shutil
+import signal
+import socket
+import subprocess
+import sys
 import time
 from collections import Counter
 from email import message_from_bytes, policy
-from itertools import cycle
+from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +22,9 @@ import pytest
 from openpyxl import load_workbook
 from rich.console import Console
 
-from dagresume import RunFailed
+from dagresume import Engine, RunFailed, RunResult, UncertainNode
 from dagresume.examples import demo, resume_screening
-from dagresume.examples.resume_screening import notify, screen, table, workflow
+from dagresume.examples.resume_screening import LIMITS, notify, screen, table, workflow
 from dagresume.examples.screening_model import read_ledger
 from tests.examples.conftest import (
     KEY,
@@ -36,6 +41,7 @@ from tests.examples.conftest import (
 RESUMES = Path(resume_screening.__file__).with_name("resumes")
 READABLE = len(list(RESUMES.glob("*.pdf"))) - 2  # one is damaged, one is a scan without text
 TOP = 10
+PROGRAM = [sys.executable, "-m", "dagresume.examples.resume_screening"]
 
 
 @pytest.fixture(autouse=True)
@@ -115,9 +121,8 @@ async def test_more_than_a_fifth_damaged_fails_the_run(where: Any, tmp_path: Pat
 async def test_a_model_that_fails_in_every_way_still_scores_all(
     where: Any, tmp_path: Path, loopback: LoopbackModel, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    loopback.faults = cycle(
-        [(busy,), (broken,), (hangs,), (truncated,), (talks,), (exaggerates,), (broken, truncated), ()]
-    )
+    faults = [(broken,), (hangs,), (truncated,), (talks,), (exaggerates,), (broken, truncated), ()]
+    loopback.faults = chain([(busy,)], cycle(faults))
     result = await screen(RESUMES, **where, top=TOP)
 
     assert sum(row[1] is not None for row in rows_of(result[table])) == READABLE
@@ -195,9 +200,11 @@ def test_killed_at_the_150th_resume_it_goes_on_there(tmp_path: Path) -> None:
     before = read_ledger(stage.ledger)
     assert sum(call["task"] == "score" for call in before) >= 150
 
-    plan = {decision.path: decision for decision in asyncio.run(demo.plan(stage))}
-    recorded = {path for path, decision in plan.items() if decision.action == "reuse"}
-    assert recorded >= {"candidates", "score[0]"}
+    plan = asyncio.run(demo.plan(stage))
+    recorded = {
+        one.path for one in plan if one.action == "reuse" and one.reason == "completed" and not one.items
+    }
+    assert recorded >= {"candidates", "parse[0]", "score[0]"}
     assert asyncio.run(_resumed(stage, recorded)) == []
 
     after = read_ledger(stage.ledger)[len(before) :]
@@ -211,7 +218,7 @@ async def _resumed(stage: demo.Stage, recorded: set[str]) -> list[str]:
     """Resume, and give what was executed although it was recorded."""
     result = await screen(stage.inbox, db=str(stage.db), out=stage.root / "results")
     assert len(rows_of(result[table])) == 200
-    assert set(result.reused) == {path for path in recorded if path.partition("[")[0] in workflow.graph}
+    assert set(result.reused) == recorded
     return [path for path in result.executed if path in recorded]
 
 
@@ -219,6 +226,51 @@ def unscorable(count: int) -> int:
     """Say how many of the demo's files are damaged or empty."""
     names = [file.name for file in sorted(RESUMES.glob("*.pdf"))]
     return sum(names[n % len(names)] in {"scan-0001.pdf", "upload-cut-off.pdf"} for n in range(count))
+
+
+def test_killed_while_the_mail_is_sent_it_asks_a_person(
+    where: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mail_server:
+        host, port = mail_server.getsockname()
+        environ = {**os.environ, "SMTP_HOST": host, "SMTP_PORT": str(port)}
+        arguments = [str(RESUMES), "--db", where["db"], "--out", str(where["out"])]
+        with subprocess.Popen([*PROGRAM, *arguments], env=environ, stdout=subprocess.DEVNULL) as child:
+            mail_server.settimeout(30)
+            connection, _ = mail_server.accept()
+            child.kill()
+        connection.close()
+    before = calls(tmp_path)
+
+    with pytest.raises(UncertainNode) as caught:
+        asyncio.run(screen(RESUMES, **where))
+    assert caught.value.paths == ("notify",)
+    assert calls(tmp_path) == before
+
+    result = asyncio.run(_retried(where["db"], caught.value.run_id))
+    assert list(result.executed) == ["rows", "notify"]
+    assert calls(tmp_path) == before
+    assert [str(file) for file in (where["out"] / "outbox").iterdir()] == [result[notify]], (
+        "one key, one file"
+    )
+
+
+async def _retried(db: str, run_id: str) -> RunResult:
+    async with Engine(db, workflows=[workflow], limits=LIMITS) as engine:
+        return await engine.retry(run_id)
+
+
+def test_interrupted_from_the_keyboard_the_same_command_goes_on(where: Any, tmp_path: Path) -> None:
+    arguments = [str(RESUMES), "--db", where["db"], "--out", str(where["out"])]
+    with subprocess.Popen([*PROGRAM, *arguments], stderr=subprocess.PIPE, text=True) as child:
+        while calls(tmp_path)["score"] < 5:
+            time.sleep(0.005)
+        child.send_signal(signal.SIGINT)
+        _, said = child.communicate(timeout=30)
+    assert child.returncode == 130
+    assert said == "interrupted; the same command goes on from here\n"
+    assert resume_screening.main(arguments) == 0
+    assert calls(tmp_path)["score"] <= READABLE + 8
 
 
 def test_the_demo_kills_explains_and_goes_on_in_time(capfd: pytest.CaptureFixture[str]) -> None:

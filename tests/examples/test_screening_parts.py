@@ -354,13 +354,18 @@ def test_only_pdfs_are_candidates(tmp_path: Path) -> None:
 # -- shortlist, rows, table -----------------------------------------------------------------------------
 
 FAILED = ItemFailure(path="parse[2]", type="PdfStreamError", message="Stream has ended unexpectedly")
-RESUMES_READ = [
+RESUMES_READ: list[Resume | ItemFailure | None] = [
     Resume("f/a.pdf", "Ada", "Python", 1),
     Resume("f/b.pdf", "b", "", 2),
     FAILED,
     Resume("f/d.pdf", "Dan", "x", 1),
 ]
-SCORES = [Score("f/a.pdf", "Ada", 40, "fair"), None, FAILED, Score("f/d.pdf", "Dan", 90, "good")]
+SCORES: list[Score | ItemFailure | None] = [
+    Score("f/a.pdf", "Ada", 40, "fair"),
+    None,
+    FAILED,
+    Score("f/d.pdf", "Dan", 90, "good"),
+]
 FILES = ["f/a.pdf", "f/b.pdf", "f/c.pdf", "f/d.pdf"]
 
 

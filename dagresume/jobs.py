@@ -1,0 +1,298 @@
+"""What the scheduler moves about: paths that are to run, lists that maps run over, units on their way into the store."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from dagresume import codec
+from dagresume import events as ev
+from dagresume.clock import Clock
+from dagresume.events import Record, Snapshot
+from dagresume.executor import Call, Executor
+from dagresume.journal import Entry, Journal
+from dagresume.observe import log
+from dagresume.planner import Verdict, Vertex
+from dagresume.policy import NodeFailure
+from dagresume.pool import Gate, Pool, Source
+from dagresume.results import Stored
+from dagresume.store import Claim, Committed, LogLine, NewRun, Outcome, Owned
+from dagresume.workflow import Source as Origin
+
+__all__ = [
+    "UNMADE",
+    "Cells",
+    "Driver",
+    "Job",
+    "Listing",
+    "Opening",
+    "Place",
+    "Raw",
+    "Raws",
+    "Services",
+    "Step",
+    "Values",
+]
+
+LOG_LINES: Final = 1000  # an attempt keeps at most so many
+
+
+@dataclass(slots=True)
+class Services:
+    """What the runs of one engine share. `spill_bytes` None: nothing is put into blobs."""
+
+    journal: Journal
+    pool: Pool
+    clock: Clock
+    executor: Callable[[str], Executor]
+    fetch: Callable[[str, Sequence[Stored]], Awaitable[list[str]]]
+    spill: Callable[[str, str], Awaitable[str]]
+    spill_bytes: int | None
+    fail_fast: bool
+    debug: bool
+
+
+class Driver(Protocol):
+    """What jobs and scopes need of the run they belong to."""
+
+    run_id: str
+    services: Services
+    snapshot: Snapshot
+    inputs: Mapping[str, tuple[str, bytes]]
+    input_types: Mapping[str, codec.Types]
+    input_digests: dict[str, bytes]
+    origins: Sequence[Sequence[Origin]]
+    failures: dict[str, NodeFailure]
+    log_lines: deque[LogLine]
+    progress: dict[str, tuple[float, float | None]]
+    stopping: tuple[str, str, str] | None
+    poisoned: bool
+    owned: Owned
+    waiting: int
+
+    def now(self) -> int: ...
+    def next_attempt(self, path: str) -> int: ...
+    def adopt_history(self, job: Job) -> None: ...
+    def stored(self, prior: Record) -> Stored: ...
+    def reset(self, prior: Record, reason: str, step: Step) -> None: ...
+    def hold(self, path: str, prior: Record | None, verdict: Verdict, step: Step) -> None: ...
+    def fail(self, vertex: Vertex, path: str, error: Exception, step: Step) -> None: ...
+    def cannot_load(self, error: Exception) -> None: ...
+    def background(self, work: Coroutine[Any, Any, None]) -> None: ...
+    def hand_over(self, step: Step) -> None: ...
+    def delivered(self, step: Step, outcome: Outcome) -> None: ...
+    def opened(self, step: Opening, outcome: Outcome) -> None: ...
+
+
+class Place(Protocol):
+    """The scope a job belongs to."""
+
+    prefix: str
+    out: list[Any]
+    gates: list[Gate | None]
+
+
+# -- values ---------------------------------------------------------------------------------------------
+
+
+class Raw:
+    """An output that is passed on as it is (`checkpoint=False`)."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+UNMADE: Final = Raw(None)
+"""The output of a pure node that completed in an earlier process; it is made again if somebody needs it."""
+
+
+class Cells:
+    """The packed outputs of a map's items (or raw, or where they lie), and their digests in one piece."""
+
+    __slots__ = ("cells", "digests", "stored")
+
+    def __init__(self, count: int) -> None:
+        self.cells: list[Any] = [None] * count
+        self.digests = bytearray(16 * count)
+        self.stored = False  # whether some lie in the store
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    def get(self, k: int) -> tuple[Any, bytes]:
+        """Give item k and its digest."""
+        return self.cells[k], bytes(self.digests[16 * k : 16 * k + 16])
+
+    def put(self, k: int, cell: Any, digest: bytes) -> None:
+        """Set item k."""
+        self.cells[k] = cell
+        self.digests[16 * k : 16 * k + 16] = digest
+        if type(cell) is Stored:
+            self.stored = True
+
+
+@dataclass(slots=True)
+class Values:
+    """A list that is no map's: its items are packed when they are looked at."""
+
+    values: Sequence[Any]
+    types: codec.Types
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def get(self, k: int) -> tuple[str, bytes]:
+        """Give item k, packed, and its digest."""
+        text = codec.pack(self.values[k], self.types)
+        return text, codec.digest(text)
+
+
+@dataclass(slots=True)
+class Raws:
+    """A list that was never packed: its items are passed on as they are, known by their place in it."""
+
+    values: Sequence[Any]
+    digest: bytes
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def get(self, k: int) -> tuple[Raw, bytes]:
+        """Give item k and what stands for it in a fingerprint."""
+        return Raw(self.values[k]), hashlib.sha256(b"%d:" % k + self.digest).digest()[:16]
+
+
+Listing = Cells | Values | Raws
+
+
+# -- units ----------------------------------------------------------------------------------------------
+
+
+class Step(Entry):
+    """A unit of one run, and what it unlocks once it is durable."""
+
+    __slots__ = ("arrivals", "begins", "ends", "opens", "timed")
+
+    run: Any
+    records: list[Record]
+
+    def __init__(self, run: Driver, records: list[Record]) -> None:
+        super().__init__(run.owned, records)
+        self.run = run
+        self.begins: list[Job] = []  # their start records are in it, their slots reserved
+        self.opens: list[Source] = []  # ready as soon as it is durable
+        self.arrivals: list[tuple[Any, int]] = []  # items of chained maps, likewise
+        self.ends: ev.RunStatus | None = None
+        self.timed = False  # holds a checkpoint that is waited for
+
+    def delivered(self, outcome: Outcome) -> None:
+        self.run.delivered(self, outcome)
+
+
+class Opening(Step):
+    """The unit that makes or claims a run, with everything in it that could be decided already."""
+
+    __slots__ = ("outcome",)
+
+    def __init__(self, run: Driver, guard: NewRun | Claim, records: list[Record]) -> None:
+        super().__init__(run, records)
+        self.guard = guard
+        self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+
+    def delivered(self, outcome: Outcome) -> None:
+        self.run.opened(self, outcome)
+        if isinstance(outcome, Committed):
+            self.run.delivered(self, outcome)
+        if not self.outcome.done():
+            self.outcome.set_result(outcome)
+
+
+# -- jobs -----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One path that is to run, its next attempt. The far end of its context's channel; a source of the pool, of itself.
+
+    `tries` counts against the retry budget, `attempt` is never reset. `again`: a pure node that is made again.
+    """
+
+    run: Any
+    scope: Any
+    vertex: Vertex
+    path: str
+    fingerprint: bytes
+    gate: Gate | None
+    feed: Any = None
+    index: int | None = None
+    cells: list[Any] = field(default_factory=list)  # what it takes of each list
+    attempt: int = 1
+    tries: int = 1
+    generation: int = 0
+    reconcile: bool = False
+    again: bool = False
+    began: float = 0.0
+    lines: int = 0
+    more: bool = True
+    queued: bool = False
+    stopped: bool = False
+    task: asyncio.Task[None] | None = None
+    call: Call | None = None
+    used: dict[str, float] | None = None
+
+    @property
+    def dropped(self) -> bool:
+        return self.run.stopping is not None
+
+    def take(self) -> Job:
+        self.more = False
+        return self
+
+    @property
+    def awaits_record(self) -> bool:
+        """Whether it may begin only once its start record is durable (C2)."""
+        return not (self.vertex.idempotent or self.reconcile)
+
+    def start_record(self) -> Record:
+        at = self.run.now() - (self.took() if self.began else 0)  # written late: say when it really began
+        return Record(ev.STARTED, "running", self.attempt, at, self.path, None, self.fingerprint)
+
+    def took(self) -> int:
+        """Give the microseconds since it began."""
+        return max(0, round((self.run.services.clock.monotonic() - self.began) * 1e6))
+
+    def next(self, attempt: int) -> Job:
+        """Give the job of the same path that comes after this one."""
+        again = Job(self.run, self.scope, self.vertex, self.path, self.fingerprint, self.gate)
+        again.feed, again.index, again.cells = self.feed, self.index, self.cells
+        again.attempt, again.tries, again.generation, again.again = (
+            attempt,
+            self.tries,
+            self.generation,
+            self.again,
+        )
+        return again
+
+    # the channel; may be called from any thread
+
+    def log(self, level: str, line: str) -> None:
+        self.lines += 1
+        if self.lines > LOG_LINES:
+            return
+        if self.lines == LOG_LINES:
+            line = f"an attempt keeps {LOG_LINES} lines; what it logged after this one is dropped"
+        self.run.log_lines.append(LogLine(self.path, self.attempt, self.run.now(), level, line))
+        getattr(log, level)(line, run=self.run.run_id, path=self.path, attempt=self.attempt)
+
+    def usage(self, usage: Mapping[str, float]) -> None:
+        before = self.used or {}
+        self.used = {name: before.get(name, 0) + amount for name, amount in usage.items()}
+
+    def progress(self, done: float, total: float | None) -> None:
+        self.run.progress[self.path] = (done, total)
