@@ -12,7 +12,7 @@ import uuid
 from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from importlib.metadata import entry_points
@@ -33,6 +33,7 @@ from dagresume.errors import (
     DefinitionError,
     EngineClosed,
     InputsChanged,
+    OutputNotSerializable,
     OwnershipError,
     RunCancelled,
     RunFailed,
@@ -41,7 +42,6 @@ from dagresume.errors import (
     RunNotFound,
     StoreError,
     UncertainNode,
-    UnknownDependency,
     VersionMismatch,
     WorkflowNotRegistered,
 )
@@ -72,11 +72,12 @@ from dagresume.journal import Journal
 from dagresume.lease import Lease
 from dagresume.observe import failure_of
 from dagresume.planner import Decision, Vertex, plan, uncertain_paths, vertices
-from dagresume.policy import ItemFailure, Limit, NodeFailure
+from dagresume.policy import Join, Limit, NodeFailure, join
 from dagresume.pool import Pool
 from dagresume.results import Cell, Lazily, Outputs, RunResult, Stats, Stored
 from dagresume.jobs import Services
 from dagresume.scheduler import Run, start_ready
+from dagresume.scopes import item_failure
 from dagresume.sessions import this_session
 from dagresume.sqlite import SQLiteStore
 from dagresume.store import (
@@ -95,7 +96,7 @@ from dagresume.store import (
     StoreFailed,
     Unit,
 )
-from dagresume.workflow import Graph, Workflow
+from dagresume.workflow import Graph, Workflow, nearest
 
 __all__ = ["Engine", "NodeInfo", "RunHandle", "RunInfo", "run_sync"]
 
@@ -115,11 +116,20 @@ class Program:
         self.codes = code_hashes(graph)
         self.input_types = {name: codec.types_of(*hints) for name, hints in graph.inputs.items()}
 
+    def id_of(self, function: Callable[..., Any]) -> str:
+        """Give the node whose function this is."""
+        found = next((node.id for node in self.graph.nodes if node.fn is function), None)
+        return found or str(getattr(function, "__name__", repr(function)))
+
     def pack_inputs(self, inputs: Mapping[str, Any]) -> dict[str, tuple[str, bytes]]:
         """Give each run input packed in canonical form, with its digest."""
         packed = {}
         for name in sorted(inputs):
-            text = codec.canonical(inputs[name], self.input_types.get(name, codec.EMPTY))
+            try:
+                text = codec.canonical(inputs[name], self.input_types.get(name, codec.EMPTY))
+            except OutputNotSerializable as error:
+                place = f"input {name!r}{error.place[1:]}"
+                raise OutputNotSerializable(None, place, error.type_name, error.reason) from None
             packed[name] = (text, codec.digest(text))
         return packed
 
@@ -384,7 +394,7 @@ class Engine:
         Without `from_node`: everything failed, interrupted, uncertain or held. With it: that path and all its descendants,
         non-idempotent ones too; what encloses it is evaluated again. Reopens a completed or cancelled run.
         """
-        asked = "" if from_node is None else from_node if isinstance(from_node, str) else from_node.__name__
+        asked = "" if from_node is None else from_node
         return await self._go_on(run_id, force=force, retry=asked, raise_on_failure=raise_on_failure)
 
     # -- asking ---------------------------------------------------------------------------------------
@@ -490,7 +500,8 @@ class Engine:
             if key is not None:
                 found = await self._store.find(workflow=wf.name, key=key, limit=1)
                 newest = found[0] if found else None
-            if newest is None or fresh or self._is_free(newest[0], window):
+            alive = newest is not None and (newest[1] is not None and newest[1].alive)
+            if newest is None or (fresh and not alive) or self._is_free(newest[0], window):
                 begun: Run | RunResult | None = await self._create(
                     program, packed, key, newest[0].run if newest else None
                 )
@@ -555,7 +566,12 @@ class Engine:
         return await self._claim(loaded, program, snapshot, stored, None)
 
     async def _go_on(
-        self, run_id: str, *, force: bool = False, retry: str | None = None, raise_on_failure: bool = True
+        self,
+        run_id: str,
+        *,
+        force: bool = False,
+        retry: str | Callable[..., Any] | None = None,
+        raise_on_failure: bool = True,
     ) -> RunResult:
         run: Run | None = None
         while run is None:
@@ -571,7 +587,8 @@ class Engine:
             program = self._program_of(loaded, force=force)
             changed = self._check_definition(loaded, program, force=force)
             inputs = await self._inputs(loaded, snapshot)
-            run = await self._claim(loaded, program, snapshot, inputs, retry, changed)
+            asked = retry if retry is None or isinstance(retry, str) else program.id_of(retry)
+            run = await self._claim(loaded, program, snapshot, inputs, asked, changed)
         result = await self._attend(run)
         if raise_on_failure:
             _raise_if_bad(result)
@@ -631,6 +648,7 @@ class Engine:
             snapshot=snapshot,
             inputs=inputs,
             input_types=program.input_types,
+            timeout=program.graph.timeout,
         )
 
     async def _open_run(
@@ -704,7 +722,9 @@ class Engine:
         prior = run.snapshot
         waits, commits, began = run.waits, run.commits, run.began
         types = {vertex.id: vertex.types for vertex in run.rules}
-        outputs = Outputs(run.cells(), types, run.status_at, partial(self._fetch_now, run.run_id))
+        outputs = Outputs(
+            run.cells(), types, run.status_at, partial(self._fetch_now, run.run_id), run.parts()
+        )
         executed = set(run.executed)
 
         def reused() -> list[str]:
@@ -725,10 +745,15 @@ class Engine:
         known = self._registered.get((loaded.row.workflow, loaded.row.version))
         types = {} if known is None else {v.id: v.types for v in self._program(known).rules}
         cells: dict[str, Cell] = {}
+        parts: dict[str, list[str | Stored | None]] = {}
         for node in graph["nodes"]:
             record = snapshot.paths.get(node["id"])
-            if record is not None and record.kind == COMPLETED and node.get("checkpoint", True):
-                cells[node["id"]] = _cell(snapshot, record, is_map=node["type"] == "map")
+            if record is None or not node.get("checkpoint", True):
+                continue
+            if node["type"] == "map":
+                (cells if record.kind == COMPLETED else parts)[node["id"]] = _items(snapshot, record)
+            elif record.kind == COMPLETED:
+                cells[node["id"]] = Stored.of(record)
         info = _info(loaded.row, loaded.holder, loaded)
 
         def status(path: str) -> str | None:
@@ -744,7 +769,7 @@ class Engine:
             loaded.row.workflow,
             info.status,
             info.reason,
-            Outputs(cells, types, status, partial(self._fetch_now, loaded.row.run_id)),
+            Outputs(cells, types, status, partial(self._fetch_now, loaded.row.run_id), parts),
             dict(info.failures),
             [],
             reused,
@@ -914,7 +939,9 @@ def _to_reset(program: Program, snapshot: Snapshot, retry: str | None) -> list[s
         return [p for p, r in snapshot.paths.items() if p in doubtful or r.kind == WAITING]
     target, index = segments(retry)[0]
     if target not in program.by_id:
-        raise UnknownDependency(retry, target, None, "names")
+        near = nearest(target, program.by_id)
+        hint = f" Did you mean {near!r}?" if near else ""
+        raise DefinitionError(f"workflow {program.graph.workflow!r} has no node {target!r}.{hint}")
     whole, some = _below(program, program.by_id[target], index)
     return [
         path for path, record in snapshot.paths.items()
@@ -941,19 +968,17 @@ def _is_below(path: str, whole: set[str], some: set[str], index: int | None) -> 
     return node in whole or (node in some and at in {None, index})
 
 
-def _cell(snapshot: Snapshot, record: Record, *, is_map: bool) -> Cell:
-    if not is_map:
-        return Stored.of(record)
-    cells: list[str | Stored] = []
-    for k in range(record.facts["count"]):
-        item = snapshot.paths[f"{record.path}[{k}]"]
-        if item.kind == COMPLETED:
+def _items(snapshot: Snapshot, record: Record) -> list[Any]:
+    """Give where the items of a map lie; of one that has not completed, None for what is not there."""
+    cells: list[str | Stored | None] = []
+    for k in range(record.facts.get("count", 0)):
+        item = snapshot.paths.get(f"{record.path}[{k}]")
+        if item is not None and item.kind == COMPLETED:
             cells.append(Stored.of(item))
+        elif item is not None and record.kind == COMPLETED:
+            cells.append(item_failure(failure_of(item)))
         else:
-            failure = failure_of(item)
-            cells.append(
-                codec.pack(ItemFailure(failure.path, failure.type, failure.message, failure.attempt))
-            )
+            cells.append(None)
     return cells
 
 
@@ -988,16 +1013,21 @@ def _nodes(loaded: Loaded, *, live: bool) -> dict[str, NodeInfo]:
         if id_ not in paths:
             nodes[id_] = NodeInfo(id_, _unborn(node, nodes))
         for path in paths:
-            nodes[path] = _node(snapshot.paths[path], live=live)
+            found = _node(snapshot.paths[path], live=live)
+            if path == id_ and found.status is NodeStatus.PENDING:
+                found = replace(found, status=_unborn(node, nodes))
+            nodes[path] = found
     return nodes
 
 
 def _unborn(node: Mapping[str, Any], nodes: Mapping[str, NodeInfo]) -> NodeStatus:
     """Give the status of a node that nothing has happened to: it waits, or what it needs has failed."""
-    bad = {NodeStatus.FAILED, NodeStatus.UPSTREAM_FAILED}
-    blocked = node.get("trigger", "none_failed") in {"none_failed", "all_success"} and any(
-        parent in nodes and nodes[parent].status in bad for parent in node["parents"]
-    )
+    statuses = [nodes[parent].status for parent in node["parents"] if parent in nodes]
+    completed, skipped = statuses.count(NodeStatus.COMPLETED), statuses.count(NodeStatus.SKIPPED)
+    failed = statuses.count(NodeStatus.FAILED) + statuses.count(NodeStatus.UPSTREAM_FAILED)
+    if not failed or completed + skipped + failed < len(node["parents"]):
+        return NodeStatus.PENDING
+    blocked = join(node.get("trigger", "none_failed"), completed, skipped, failed) is Join.BLOCK
     return NodeStatus.UPSTREAM_FAILED if blocked else NodeStatus.PENDING
 
 
@@ -1047,7 +1077,7 @@ def _only_unhandled(
 
 def _raise_if_bad(result: RunResult) -> None:
     if result.status is RunStatus.FAILED:
-        error = RunFailed(result.run_id, result.failures)
+        error = RunFailed(result.run_id, result.failures, f"it failed ({result.reason})")
         cause = next((f.exception for f in result.failures.values() if f.exception is not None), None)
         raise error from cause
     if result.status is RunStatus.CANCELLED:

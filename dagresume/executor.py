@@ -98,10 +98,9 @@ class TooManyAbandoned(DagresumeError):
 class ThreadExecutor:
     """Runs plain functions in daemon threads of its own.
 
-    Each call sees a copy of the caller's context variables, and its result is packed in the thread. What calls
-    the channel of its context is that thread, so the channel must stand it. `limit`: threads at once, abandoned
-    ones apart; calls beyond it wait. With more than `abandoned_limit` bodies abandoned and still running, `run`
-    raises TooManyAbandoned.
+    Each call sees a copy of the context variables of its caller. Its thread packs its result, and calls the
+    channel of its context, which must stand that. `limit`: threads at once, abandoned ones apart; other calls
+    wait. With more than `abandoned_limit` bodies abandoned and still running, `run` raises TooManyAbandoned.
 
     Cancelling `run` gives the thread up, and what it returns later is dropped. A body that has returned is no
     longer cancelled: `run` gives its result (C5).
@@ -292,7 +291,8 @@ class ProcessExecutor:
     """
 
     def __init__(self, limit: int | None = None) -> None:
-        self._threads = _Threads(limit or _processors())  # each talks to one worker
+        self._limit = limit or _processors()
+        self._threads = _Threads(self._limit)  # each talks to one worker
         self._changed = threading.Condition()
         self._idle: list[Worker] = []
         self._errands: set[_Errand] = set()
@@ -351,7 +351,8 @@ class ProcessExecutor:
             killed = errand.cancelled and errand.worker is not None
             errand.worker = None
             self._errands.discard(errand)
-            if fit and not killed and not self._closed:
+            # one that was started for a call cancelled meanwhile may be one too many
+            if fit and not killed and not self._closed and self._count <= self._limit:
                 self._idle.append(worker)
                 return
         self._end(worker)

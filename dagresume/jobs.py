@@ -67,6 +67,8 @@ class Driver(Protocol):
     input_digests: dict[str, bytes]
     origins: Sequence[Sequence[Origin]]
     failures: dict[str, NodeFailure]
+    held: list[str]
+    uncertain: list[str]
     log_lines: deque[LogLine]
     progress: dict[str, tuple[float, float | None]]
     stopping: tuple[str, str, str] | None
@@ -265,7 +267,8 @@ class Job:
 
     def took(self) -> int:
         """Give the microseconds since it began."""
-        return max(0, round((self.run.services.clock.monotonic() - self.began) * 1e6))
+        seconds: float = self.run.services.clock.monotonic() - self.began
+        return max(0, round(seconds * 1e6))
 
     def next(self, attempt: int) -> Job:
         """Give the job of the same path that comes after this one."""

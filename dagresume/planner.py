@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -231,10 +232,18 @@ def uncertain_paths(rules: Mapping[str, Vertex], snapshot: Snapshot, *, reconcil
             continue
         if vertex.is_map and not path.endswith("]"):
             continue  # the map itself is bookkeeping, its items are what ran
-        if reconcile and vertex.node.reconcile is not None:
+        if (reconcile and vertex.reconcilable) or _is_settled(vertex, path, rules, snapshot):
             continue
         found.append((record.seq or 0, path))
     return [path for _, path in sorted(found)]
+
+
+def _is_settled(vertex: Vertex, path: str, rules: Mapping[str, Vertex], snapshot: Snapshot) -> bool:
+    """Say whether a path that failed was dealt with: tolerated by its map, or handled by a child."""
+    outer = snapshot.paths.get(path.rpartition("[")[0]) if path.endswith("]") else None
+    if outer is not None and outer.kind == COMPLETED:
+        return True
+    return handled(vertex, list(rules.values()), snapshot.paths)
 
 
 def _vertex_of(rules: Mapping[str, Vertex], path: str) -> Vertex | None:
@@ -297,26 +306,21 @@ def _foresee(
     inputs: Mapping[str, bytes],
 ) -> tuple[_Outlook, Decision]:
     prior = snapshot.paths.get(vertex.id)
-    above = [outlooks[parent] for parent in vertex.parents]
-    ended = [outlook.ended for outlook in above]
-    if "open" in ended:
-        return _below_open(vertex, prior, snapshot)
-    verdict = join(
-        vertex.node.trigger, ended.count("completed"), ended.count("skipped"), ended.count("failed")
-    )
+    ended = Counter(outlooks[parent].ended for parent in vertex.parents)
+    verdict = _joined(vertex, ended)
     if verdict is Join.BLOCK:
         return _Outlook("failed", None), Decision(vertex.id, Action.SKIP, "upstream_failed")
     if verdict is Join.SKIP:
         return _Outlook("skipped", None), Decision(vertex.id, Action.SKIP, "trigger")
+    if ended["open"]:
+        return _Outlook("open", None), _below_open(vertex, prior, snapshot, sure=verdict is Join.RUN)
     parts = [part(source, lambda i: outlooks[i].digest, inputs) for source in vertex.received]
     fingerprint = vertex.fingerprint(parts)
     if prior is not None and prior.kind == FAILED and handled(vertex, rules, snapshot.paths):
         return _Outlook("failed", None), _decision(vertex.id, HANDLED, prior)
     if vertex.is_map:
         return _foresee_map(vertex, prior, fingerprint, snapshot)
-    found = decide(
-        prior, fingerprint, idempotent=vertex.idempotent, reconcilable=vertex.node.reconcile is not None
-    )
+    found = decide(prior, fingerprint, idempotent=vertex.idempotent, reconcilable=vertex.reconcilable)
     if found.action is Action.REUSE:
         assert prior is not None
         return _Outlook("completed", fingerprint if vertex.pure else prior.digest), _decision(
@@ -325,19 +329,32 @@ def _foresee(
     return _Outlook("open", None), _decision(vertex.id, found, prior)
 
 
-def _below_open(vertex: Vertex, prior: Record | None, snapshot: Snapshot) -> tuple[_Outlook, Decision]:
-    """A node below one that runs: what it will receive is not known yet."""
+def _joined(vertex: Vertex, ended: Counter[str]) -> Join | None:
+    """Give what the join rule will say, however the parents end that are still open; None if that decides it."""
+    counts = ended["completed"], ended["skipped"], ended["failed"]
+    if not ended["open"]:
+        return join(vertex.node.trigger, *counts)
+    verdicts = {
+        join(
+            vertex.node.trigger,
+            *(n + (ended["open"] if how == place else 0) for place, n in enumerate(counts)),
+        )
+        for how in range(3)
+    }
+    return verdicts.pop() if len(verdicts) == 1 else None
+
+
+def _below_open(vertex: Vertex, prior: Record | None, snapshot: Snapshot, *, sure: bool) -> Decision:
+    """A node below one that runs: whether it runs and what it will receive is not known yet."""
     if prior is not None and prior.kind == COMPLETED:
         counts = {Action.CHECK.value: prior.facts["count"]} if vertex.is_map else {}
-        verdict = Verdict(Action.CHECK, "input_may_change")
-        return _Outlook("open", None), _decision(vertex.id, verdict, prior, counts)
-    if uncertain(prior, vertex.idempotent) and not vertex.is_map and vertex.node.reconcile is None:
-        return _Outlook("open", None), _decision(vertex.id, UNCERTAIN, prior)
-    if vertex.node.trigger in {"none_failed", "all_success"} and not vertex.is_map:
-        return _Outlook("open", None), _decision(vertex.id, Verdict(Action.RUN, "upstream_runs"), prior)
-    reason = "items_not_known" if vertex.is_map else "depends_on_parents"
-    counts = _counts(vertex, prior, snapshot) if vertex.is_map else {}
-    return _Outlook("open", None), _decision(vertex.id, Verdict(Action.CHECK, reason), prior, counts)
+        return _decision(vertex.id, Verdict(Action.CHECK, "input_may_change"), prior, counts)
+    if vertex.is_map:
+        counts = _counts(vertex, prior, snapshot)
+        return _decision(vertex.id, Verdict(Action.CHECK, "items_not_known"), prior, counts)
+    if uncertain(prior, vertex.idempotent) and not vertex.reconcilable:
+        return _decision(vertex.id, UNCERTAIN, prior)
+    return _decision(vertex.id, Verdict(Action.RUN if sure else Action.CHECK, "upstream_runs"), prior)
 
 
 def _foresee_map(
@@ -401,7 +418,8 @@ def _with_recomputed(rules: Sequence[Vertex], decisions: list[Decision]) -> list
         own = decisions[at[vertex.id]]
         if not vertex.pure or own.action != Action.REUSE:
             continue
-        below = {decisions[at[rules[child].id]].action for child in vertex.children}
+        takers = (rules[child] for child in vertex.children if vertex.index in rules[child].source_parents)
+        below = {decisions[at[taker.id]].action for taker in takers}
         if Action.RUN in below:
             decisions[at[vertex.id]] = Decision(
                 vertex.id, Action.RUN, "recomputed", own.seconds, own.usage, own.items

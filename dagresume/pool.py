@@ -142,6 +142,8 @@ class Pool:
             source.queued = False
             source.run.waiting -= 1
             if attempt is None:
+                if source.gate is not None and source.gate.parked and source.gate.admits():
+                    self._unpark(source.gate)  # it was let in and does not go: the next one may
                 continue
             if source.more:
                 self.offer(source)

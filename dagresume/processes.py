@@ -24,8 +24,9 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from queue import SimpleQueue
-from types import FunctionType, MappingProxyType
+from types import FunctionType, MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from dagresume.errors import DagresumeError, DefinitionError
@@ -45,20 +46,23 @@ _children = threading.Lock()  # multiprocessing keeps its list of children witho
 
 
 class WorkerDied(DagresumeError):
-    """The worker process ended before its work did; `.path`, `.exitcode` (below 0: minus the signal)."""
+    """The worker process ended before its work did; `.path`, `.exitcode` (below 0: minus the signal), `.began`.
 
-    def __init__(self, path: str, exitcode: int | None, *, starting: bool = False) -> None:
-        self.path, self.exitcode = path, exitcode
+    Not `began`: the body certainly did not run. Else nobody knows how far it got.
+    """
+
+    def __init__(self, path: str, exitcode: int | None, *, began: bool = True) -> None:
+        self.path, self.exitcode, self.began = path, exitcode, began
         if exitcode is None:
             how = "closed its pipe"
         elif exitcode >= 0:
             how = f"exited with code {exitcode}"
         else:
             how = f"was ended by {_signal_name(-exitcode)}"
-        if starting:
+        if not began:
             advice = (
-                "It had not begun yet: a worker imports the main script first, whose run must be under"
-                ' `if __name__ == "__main__":`; its own words are on stderr.'
+                "It had not begun yet; why, it said on stderr. A worker imports the main script first, whose run"
+                ' must be under `if __name__ == "__main__":`.'
             )
         else:
             advice = "Out of memory, a crash in native code or os._exit end a process so."
@@ -106,11 +110,11 @@ class Fault(NamedTuple):
     def of(cls, error: BaseException) -> Fault:
         """Take down what can be told of an exception, however broken its class is."""
         kind = type(error)
-        module = "__main__" if kind.__module__ == "__mp_main__" else kind.__module__
-        name = kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
+        is_local = kind.__module__ in {"builtins", "__main__", "__mp_main__"}
+        name = kind.__qualname__ if is_local else f"{kind.__module__}.{kind.__qualname__}"
         message = _text(error)
         try:
-            lines = "".join(traceback.format_exception(error))
+            lines = "".join(traceback.format_exception(kind, error, _users_part(error.__traceback__)))
         except Exception:
             lines = f"{name}: {message}\n"
         return cls(name, message, lines, _pickled(error, message))
@@ -123,6 +127,14 @@ class Fault(NamedTuple):
                 if isinstance(copy, BaseException):
                     return copy
         return RemoteError(self.type_name, self.message, self.traceback)
+
+
+def _users_part(tb: TracebackType | None) -> TracebackType | None:
+    """Leave out our own frames above the user's code."""
+    start = tb
+    while start is not None and Path(start.tb_frame.f_code.co_filename).parent == Path(__file__).parent:
+        start = start.tb_next
+    return start or tb
 
 
 def _text(error: BaseException) -> str:
@@ -473,7 +485,7 @@ class Worker:
             return self._conn.recv_bytes()
         except (EOFError, OSError):
             pass
-        raise WorkerDied(path, self.end(), starting=not self._is_ready)
+        raise WorkerDied(path, self.end(), began=self._is_ready)
 
 
 def _pass_on(channel: Channel, kind: bytes, args: tuple[Any, ...]) -> None:
@@ -486,8 +498,14 @@ def _pass_on(channel: Channel, kind: bytes, args: tuple[Any, ...]) -> None:
 
 
 def opened(message: bytes) -> Any:
-    """Give the result in a message from `Worker.ask`, or raise what the work raised."""
+    """Give the result in a message from `Worker.ask`, or raise what the work raised.
+
+    Such an exception has a `told`: `type`, `message` and `traceback` as text, as they were in the worker.
+    """
     found = pickle.loads(memoryview(message)[1:])
     if message[:1] == b"D":
         return found
-    raise found.error() from RemoteTraceback(found)
+    error: BaseException = found.error()
+    told = {"type": found.type_name, "message": found.message, "traceback": found.traceback}
+    vars(error).setdefault("told", told)  # not by assignment: its class may be frozen
+    raise error from RemoteTraceback(found)

@@ -87,8 +87,10 @@ class Outputs(Mapping[str, Any]):
         types: Mapping[str, codec.Types],
         status: Callable[[str], str | None],
         fetch: Fetch,
+        parts: Mapping[str, Sequence[str | Stored | None]] | None = None,
     ) -> None:
         self._cells, self._types, self._status, self._fetch = cells, types, status, fetch
+        self._parts = parts or {}  # maps that have not completed: the items that have
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._cells)
@@ -118,12 +120,15 @@ class Outputs(Mapping[str, Any]):
             *_, (node, index) = segments(path)
         except ValueError:
             raise NoOutput(path, None) from None
-        cell = self._cells.get(node)
-        if index is None or cell is None or isinstance(cell, str | Stored) or index >= len(cell):
+        cells = self._cells.get(node, self._parts.get(node, ()))
+        item = None
+        if index is not None and not isinstance(cells, str | Stored) and index < len(cells):
+            item = cells[index]
+        if item is None:
             status = self._status(path)
             pure = " checkpoint=False: its output is not stored." if status == NodeStatus.COMPLETED else ""
             raise NoOutput(path, status, pure)
-        return cell[index], self._types.get(node, codec.EMPTY)
+        return item, self._types.get(node, codec.EMPTY)
 
     def _texts(self, cells: Sequence[str | Stored]) -> list[str]:
         missing = [cell for cell in cells if not isinstance(cell, str)]

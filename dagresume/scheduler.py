@@ -84,6 +84,7 @@ class Run:
         snapshot: Snapshot,
         inputs: Mapping[str, tuple[str, bytes]],
         input_types: Mapping[str, codec.Types],
+        timeout: float | None = None,
         fresh_budget: bool = True,
     ) -> None:
         self.services, self.rules, self.origins = services, rules, origins
@@ -111,6 +112,8 @@ class Run:
         self.commits, self.began = 0, services.clock.monotonic()
         self._last_batch, self._inflight = -1, 0
         self._fresh_budget, self._verbose = fresh_budget, log.verbose
+        self._timeout = timeout
+        self._deadline: asyncio.TimerHandle | None = None
         self._timers: dict[Job, asyncio.TimerHandle] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._executors = [services.executor(_executor_of(vertex)) for vertex in rules]
@@ -196,6 +199,8 @@ class Run:
             self.owned = Owned(outcome.run, self.owned.session, outcome.epoch)
             self.claimed_at = outcome.seq
             self._is_open.set_result(True)
+            if self._timeout is not None:
+                self._deadline = self.loop.call_later(self._timeout, self.stop, ev.RUN_FAILED, "timeout")
         else:
             self._is_open.set_result(False)
             self.stopping = (ev.RUN_INTERRUPTED, "not_opened", "")
@@ -286,7 +291,11 @@ class Run:
             call = self._call(job)
             job.began = self.services.clock.monotonic()
             result = await (self._reconcile(job, call) if job.reconcile else self._execute(job, call))
+            if self.services.debug and job.feed is not None:
+                self._check_shared(job)
         except BaseException as error:
+            if job.feed is not None and self.services.debug:
+                job.feed.shared.clear()  # it may have changed it before it failed
             self._threw(job, error)
             if isinstance(error, KeyboardInterrupt):
                 raise
@@ -321,8 +330,6 @@ class Run:
                 call.abandoned = True
                 log.warning("result came after the timeout and was dropped", run=self.run_id, path=job.path)
                 raise NodeTimeout(job.path, timeout, "; it returned later, and its result was dropped")
-        if self.services.debug and job.feed is not None:
-            self._check_shared(job)
         return result
 
     async def _reconcile(self, job: Job, call: Call) -> Any:
@@ -633,12 +640,21 @@ class Run:
     def _check_shared(self, job: Job) -> None:
         """Find an item that changed what all items of its map share (debug mode)."""
         for binding in job.vertex.bindings:
-            if binding.source.kind == "parent" and binding.parameter in job.feed.shared:
-                types = self.rules[binding.source.index].types
-                fresh = self._value(job.scope, binding.source)
-                if codec.pack(job.feed.shared[binding.parameter], types) != codec.pack(fresh, types):
-                    job.feed.shared[binding.parameter] = fresh
-                    raise MutatedInput(job.path, binding.parameter)
+            source = binding.source
+            if binding.parameter not in job.feed.shared or self._is_raw(job.scope, source):
+                continue
+            types = (
+                self.rules[source.index].types
+                if source.kind == "parent"
+                else self.input_types.get(source.name, codec.EMPTY)
+            )
+            fresh = self._value(job.scope, source)
+            if codec.pack(job.feed.shared[binding.parameter], types) != codec.pack(fresh, types):
+                job.feed.shared[binding.parameter] = fresh
+                raise MutatedInput(job.path, binding.parameter)
+
+    def _is_raw(self, scope: Scope, source: Source) -> bool:
+        return source.kind == "parent" and scope.rules[source.index].pure
 
     # -- history --------------------------------------------------------------------------------------
 
@@ -741,12 +757,19 @@ class Run:
         if self.stopping is not None or self.ended.done():
             return
         self.stopping = (kind, reason, by)
+        if (
+            self._timers and kind != ev.RUN_INTERRUPTED
+        ):  # an interrupted run keeps the time its retries are due
+            self.hand_over(Step(self, [self._not_again(job, reason) for job in self._timers]))
         self._stop_timers()
         if grace > 0 and self.live:
             self.background(self._after_grace(grace))
         else:
             self._cancel_bodies()
         self.loop.call_soon(self._check)
+
+    def _not_again(self, job: Job, reason: str) -> Record:
+        return ev.node_record(ev.WITHDRAWN, job.path, job.attempt - 1, self.now(), reason)
 
     def abort(self) -> None:
         """The run cannot go on: what it does can no longer be written."""
@@ -805,6 +828,8 @@ class Run:
 
     def _finish(self, status: RunStatus) -> None:
         self.status = status
+        if self._deadline is not None:
+            self._deadline.cancel()
         if not self.ended.done():
             self.ended.set_result(None)
 
@@ -844,14 +869,44 @@ class Run:
 
     def status_at(self, path: str) -> str | None:
         """Give how a node of the root ended; None if there is no such path."""
-        i = self._places.get(path)
+        node, index = ev.segments(path)[0]
+        i = self._places.get(node)
         if i is None:
             return None
+        for paths, word in (
+            (self.held, "waiting"),
+            (self.uncertain, "interrupted"),
+            (self.failures, "failed"),
+        ):
+            if any(p == path or p.startswith(path + "[") for p in paths):
+                return word
+        if index is not None:
+            return self._item_status(i, index)
         state = self.root.state[i]
-        if state == OPEN:
-            return "pending"
-        known = state != Settled.FAILED or any(p == path or p.startswith(path + "[") for p in self.failures)
-        return Settled(state).name.lower() if known else "upstream_failed"
+        names = {OPEN: "pending", Settled.FAILED: "upstream_failed"}
+        return names.get(state) or Settled(state).name.lower()
+
+    def _item_status(self, i: int, k: int) -> str | None:
+        out = self.root.out[i]
+        cells = (
+            self.root.feeds[i].cells.cells
+            if i in self.root.feeds
+            else out.cells
+            if isinstance(out, Cells)
+            else []
+        )
+        if k >= len(cells):
+            return None
+        return "pending" if cells[k] is None else "completed"
+
+    def parts(self) -> dict[str, list[Any]]:
+        """Give the items of maps that have not completed, by node; None where there is none."""
+        feeds = (
+            (self.rules[i], feed)
+            for i, feed in self.root.feeds.items()
+            if self.root.state[i] != Settled.COMPLETED
+        )
+        return {vertex.id: feed.cells.cells for vertex, feed in feeds if not vertex.pure}
 
     def runs_no_function(self, path: str) -> bool:
         """Say whether a path is a map itself: its items are what runs."""

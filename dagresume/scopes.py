@@ -28,6 +28,7 @@ from dagresume.workflow import Source
 __all__ = ["OPEN", "Feed", "Scope"]
 
 OPEN: Final = 255  # in Scope.state: not settled
+PASSED: Final = "passed"  # reason: the item was handed on uncalled, since there was nothing to call it with
 _FAILURE: Final = codec.pack(ItemFailure("", "", "")).partition('"v"')[0]
 
 
@@ -57,12 +58,17 @@ class Scope:
         self.remaking: dict[int, list[int]] = {}  # a pure vertex being made again: who waits for it
         self.lacking: dict[int, int] = {}
         self.open = len(rules)
-        self._ready: deque[int] = deque(v.index for v in rules if not v.parents)
+        self._todo: deque[tuple[Any, ...]] = deque((self._decide, v) for v in rules if not v.parents)
 
     def advance(self, step: Step) -> None:
-        """Decide what is ready, and what that makes ready."""
-        while self._ready:
-            self._decide(self.rules[self._ready.popleft()], step)
+        """Decide what is ready, and what that makes ready: one after the other, however deep the graph."""
+        while self._todo:
+            act, *what = self._todo.popleft()
+            act(*what, step)
+
+    def later(self, *what: Any) -> None:
+        """Note what `advance` is to do: a method and its arguments, without the step."""
+        self._todo.append(what)
 
     def settle(self, i: int, how: Settled, step: Step) -> None:
         """Note how a vertex ended; children whose last parent it was become ready."""
@@ -74,9 +80,9 @@ class Scope:
             if how:
                 self.bad.setdefault(child, [0, 0, 0])[how] += 1
             if not left[child]:
-                self._ready.append(child)
+                self._todo.append((self._decide, self.rules[child]))
             elif self.rules[child].chained:
-                self._try_streaming(self.rules[child], step)
+                self._todo.append((self._try_streaming, self.rules[child]))
 
     def complete(self, i: int, out: Any, digest: bytes, step: Step) -> None:
         """Note what a vertex gave."""
@@ -172,6 +178,8 @@ class Scope:
             else:
                 text = item_failure(failure_of(record))
                 cells.put(k, text, codec.digest(text))
+            if record.reason == PASSED:  # what is handed on uncalled is known without reading it
+                cells.cells[k] = record.facts["passed"]
         return cells
 
     # -- making ready ---------------------------------------------------------------------------------
@@ -182,7 +190,7 @@ class Scope:
         if unmade:
             self.lacking[i] = len(unmade)
             for parent in unmade:
-                self._remake(parent, i, step)
+                self.later(self._remake, parent, i)
         elif vertex.is_map:
             self._spread(vertex, fingerprint, step)
         else:
@@ -203,7 +211,7 @@ class Scope:
             self.lacking[waiter] -= 1
             if not self.lacking[waiter]:
                 del self.lacking[waiter]
-                self._run(self.rules[waiter], self.fingerprint(self.rules[waiter]), step)
+                self.later(self._run, self.rules[waiter], self.fingerprint(self.rules[waiter]))
 
     def _not_remade(self, i: int, step: Step) -> None:
         stuck = deque([i])
@@ -238,9 +246,9 @@ class Scope:
         self.feeds[vertex.index] = feed
         step.records.append(feed.start_record())
         prior = self.run.snapshot.paths.get(feed.path)
-        if prior is not None and not vertex.pure:
-            feed.resume(step, prior.facts.get("count", 0))
-        self._stream_children(vertex, step)
+        if (prior is not None or vertex.chained) and not vertex.pure:
+            feed.resume(step, 0 if prior is None else prior.facts.get("count", 0))
+        self._stream_children(vertex)
         if feed.left:
             step.opens.append(feed)
         else:
@@ -281,10 +289,10 @@ class Scope:
             return Raws(_list(out.value, f"node {parent.id!r}"), self.digests[source.index])
         return Values(_list(codec.unpack(out, parent.types), f"node {parent.id!r}"), parent.types)
 
-    def _stream_children(self, vertex: Vertex, step: Step) -> None:
+    def _stream_children(self, vertex: Vertex) -> None:
         for child in vertex.children:
             if self.rules[child].chained:
-                self._try_streaming(self.rules[child], step)
+                self.later(self._try_streaming, self.rules[child])
 
     def _try_streaming(self, vertex: Vertex, step: Step) -> None:
         """Spread out a chained map before the maps above have ended, once all else that it needs is there."""
@@ -317,7 +325,7 @@ class Scope:
         for parent in vertex.chained:
             self.streaming.setdefault(parent, []).append(child)
         step.records.append(child.start_record())
-        self._stream_children(vertex, step)
+        self._stream_children(vertex)
         for k in range(count):
             if any(k in self.feeds[parent].lost for parent in vertex.chained):
                 child.lose(k, step)
@@ -418,10 +426,13 @@ class Feed:
                 self.shifted = True
             if k < self.count:
                 rest.append(k)
-        moved = {k: spare.take(fingerprints[k]) for k in rest}
+        passed = {k: self._passed(k) for k in rest} if self.vertex.chained else {}
+        moved = {k: spare.take(fingerprints[k]) for k in rest if passed.get(k) is None}
         for k in rest:
-            found = moved[k]
-            if found is not None:
+            found, through = moved.get(k), passed.get(k)
+            if through is not None:
+                self._pass_on(k, through, fingerprints[k], step)
+            elif found is not None:
                 self._adopt(k, found, step)
             elif self._opens(k, priors[k], fingerprints[k], step, displaced=k in spare.taken):
                 self.todo.append(k)
@@ -467,7 +478,7 @@ class Feed:
         self.left -= 1
         self.failed_in_row = 0
         for child in self.scope.streaming.get(self.vertex.index, ()):
-            child.arrived(k, step)
+            self.scope.later(child.arrived, k)
         if not self.left:
             self.finish(step)
 
@@ -493,38 +504,37 @@ class Feed:
         self.lost.add(k)
         self.left -= 1
         for child in self.scope.streaming.get(self.vertex.index, ()):
-            child.lose(k, step)
+            self.scope.later(child.lose, k)
         if not self.left:
             self.finish(step)
+
+    def _passed(self, k: int) -> str | None:
+        """Give what item k hands on uncalled, if a map above has no value for it."""
+        above = (each.cells[k] for each in self.lists if isinstance(each, Cells))
+        return next((cell for cell in above if _passes(cell)), None)
+
+    def _pass_on(self, k: int, cell: str, fingerprint: bytes, step: Step) -> None:
+        now, path, facts = self.run.now(), f"{self.path}[{k}]", json.dumps({"passed": cell})
+        digest = codec.digest(cell)
+        step.records.append(
+            Record(
+                ev.COMPLETED, "success", 1, now, path, PASSED, fingerprint, digest, len(cell), 0, facts, cell
+            )
+        )
+        self.settled(k, cell, digest, step)
 
     def arrived(self, k: int, step: Step) -> None:
         """An item above has settled: if all that this item takes is there, it can begin once that is durable."""
         above = [each.cells[k] for each in self.lists if isinstance(each, Cells)]
         if any(cell is None for cell in above):
             return
-        passed = next((cell for cell in above if _passes(cell)), None)
-        path = f"{self.path}[{k}]"
-        prior = self.run.snapshot.paths.get(path)
+        passed = self._passed(k)
+        prior = self.run.snapshot.paths.get(f"{self.path}[{k}]")
         fingerprint = self._item(k)[1] if prior is not None or passed is not None else b""
         if prior is not None and prior.kind == ev.COMPLETED and prior.input == fingerprint:
             self.settled(k, self.run.stored(prior), prior.digest or bytes(16), step)
         elif passed is not None:
-            digest = codec.digest(passed)
-            step.records.append(
-                Record(
-                    ev.COMPLETED,
-                    "success",
-                    1,
-                    self.run.now(),
-                    path,
-                    "passed",
-                    fingerprint,
-                    digest,
-                    len(passed),
-                    output=passed,
-                )
-            )
-            self.settled(k, passed, digest, step)
+            self._pass_on(k, passed, fingerprint, step)
         elif prior is None or self._opens(k, prior, fingerprint, step):
             step.arrivals.append((self, k))
 
@@ -544,7 +554,15 @@ class Feed:
         self.run.failures.update((failure.path, failure) for failure in self.failures.values())
         if self.failures:
             step.records.append(self._record(ev.FAILED, "failed", "items_failed", None))
+        else:  # what stopped it is elsewhere: above it, or with a person
+            held, uncertain = any(map(self._owns, self.run.held)), any(map(self._owns, self.run.uncertain))
+            kind = ev.WAITING if held else ev.INTERRUPTED if uncertain else ev.WITHDRAWN
+            reason = "held" if held else "uncertain" if uncertain else "upstream_failed"
+            step.records.append(self._record(kind, ev.r5_word(kind) or "", reason, None))
         scope.fail(i, step)
+
+    def _owns(self, path: str) -> bool:
+        return path.startswith(self.path + "[")
 
     def _record(self, kind: str, status: str, reason: str | None, digest: bytes | None) -> Record:
         if self.fingerprint is None:

@@ -24,7 +24,7 @@ from dagresume.errors import (
 )
 from dagresume.policy import TRIGGERS, Budget, Recovery, Retry, Trigger, Value
 
-__all__ = ["Binding", "Graph", "Node", "Source", "Workflow"]
+__all__ = ["Binding", "Graph", "Node", "Source", "Workflow", "nearest"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 Executor = Literal["loop", "thread", "process", "dask", "ray"]
@@ -127,7 +127,7 @@ class Workflow:
         executor: Executor | None = ...,
     ) -> Callable[[F], F]: ...
 
-    def node(self, fn: Any = None, /, **options: Any) -> Any:
+    def node(self, fn: Any = None, /, *, id: str | None = None, **options: Any) -> Any:
         """Add a function as a node; the function itself comes back, so it can be called in unit tests.
 
         Each parameter is fed in this order: annotated `Context` → the context; named in `args` → that parent, run input
@@ -137,8 +137,9 @@ class Workflow:
         Raises DefinitionError (DuplicateNode, BindingError) for what cannot work whatever else is declared.
         """
         scope = _caller_locals()
+        options["id"] = id
         if fn is not None:
-            self._add(fn, scope, {})
+            self._add(fn, scope, options)
             return fn
 
         def decorate(function: F) -> F:
@@ -177,6 +178,7 @@ class Workflow:
                 signature = _signature(str(id_), fn, scope)
             args = dict(rest.pop("args", None) or {})
             after = list(_names(rest.pop("depends_on", ())))
+            arg: str | None
             for parent, _, arg in graph.in_edges(id_, data="arg"):
                 if arg is None:
                     after.append(str(parent))
@@ -413,10 +415,10 @@ def _unwrap(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_async(fn: Callable[..., Any]) -> bool:
-    while isinstance(inner := getattr(fn, "func", None), Callable):  # type: ignore[arg-type]
+    while callable(inner := getattr(fn, "func", None)):
         fn = inner
-    if inspect.iscoroutinefunction(fn):
-        return True
+    if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(inspect.unwrap(fn)):
+        return True  # also behind a plain decorator, which hands the coroutine on
     return not inspect.isroutine(fn) and inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
 
 
@@ -489,6 +491,11 @@ class Graph:
                     f"workflow {wf.name!r}: {name!r} is declared as an input and is a node too."
                 )
         edges = {id_: self._edges(node, declared) for id_, node in declared.items()}
+        for node in declared.values():
+            if not node.checkpoint and not (self.idempotent if node.idempotent is None else node.idempotent):
+                raise DefinitionError(
+                    f"node {node.id!r}: checkpoint=False is for pure nodes, which may run again: add idempotent=True."
+                )
         order = _topological(wf.name, {id_: found[0] for id_, found in edges.items()})
         self.ids: tuple[str, ...] = tuple(order)
         self.index: dict[str, int] = {id_: i for i, id_ in enumerate(order)}
@@ -518,10 +525,10 @@ class Graph:
     ) -> tuple[dict[str, None], list[tuple[tuple[str, Any, bool, bool], str | Value | None]]]:
         """Give a node's parents and where each of its parameters comes from (None: the context)."""
         parents: dict[str, None] = {}
-        for ref in node.depends_on:
-            if ref not in declared:
-                raise UnknownDependency(node.id, ref, _nearest(ref, declared))
-            parents[ref] = None
+        for after in node.depends_on:
+            if after not in declared:
+                raise UnknownDependency(node.id, after, nearest(after, declared))
+            parents[after] = None
         where: list[tuple[tuple[str, Any, bool, bool], str | Value | None]] = []
         named = {name for name, *_ in node.signature.parameters}
         extra = [
@@ -557,7 +564,7 @@ class Graph:
             if has_default and ref == name:
                 return False
             known = [*declared, *self._declared_inputs]
-            raise UnknownDependency(node.id, ref, _nearest(ref, known), f"(parameter {name!r}) asks for")
+            raise UnknownDependency(node.id, ref, nearest(ref, known), f"(parameter {name!r}) asks for")
         hints = self.inputs.setdefault(ref, [])
         if name not in node.for_each and annotation is not inspect.Parameter.empty:
             hints.append(annotation)
@@ -593,7 +600,7 @@ class Graph:
         if name is None:
             return None
         if name not in self.index:
-            raise UnknownDependency("output", name, _nearest(name, self.index), "of the workflow names")
+            raise UnknownDependency("output", name, nearest(name, self.index), "of the workflow names")
         return self.index[name]
 
     def networkx(self) -> nx.DiGraph[Any]:
@@ -617,14 +624,14 @@ class Graph:
             if name not in self.inputs:
                 if name in self.index:
                     raise InputError(f"{name!r} is a node of workflow {self.workflow!r}, not an input.")
-                near = _nearest(name, [*self.inputs, *self.index])
+                near = nearest(name, [*self.inputs, *self.index])
                 hint = (
                     f" Did you mean {near!r}?" if near else f" It takes: {', '.join(self.inputs) or 'none'}."
                 )
                 raise InputError(f"workflow {self.workflow!r} has no input {name!r}.{hint}")
         missing = [name for name, kind in self.required.items() if name not in inputs and kind != "optional"]
         if missing:
-            near = _nearest(missing[0], self.index)
+            near = nearest(missing[0], self.index)
             hint = f" Or did you mean the node {near!r}?" if near else ""
             raise MissingInput(self.workflow, missing, hint)
         return inputs
@@ -634,7 +641,8 @@ def _is_context(annotation: Any) -> bool:
     return annotation is Context or (isinstance(annotation, type) and issubclass(annotation, Context))
 
 
-def _nearest(name: str, known: Iterable[str]) -> str | None:
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Give the known name that was probably meant."""
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return found[0] if found else None
 

@@ -216,7 +216,7 @@ async def test_anyio_can_be_run_in_a_body(threads: ThreadExecutor, monkeypatch: 
     class Sniffio:
         current_async_library_cvar: contextvars.ContextVar[str | None] = contextvars.ContextVar("library")
 
-    monkeypatch.setitem(sys.modules, "sniffio", Sniffio)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "sniffio", Sniffio)
     Sniffio.current_async_library_cvar.set("asyncio")
     assert await threads.run(call(Sniffio.current_async_library_cvar.get)) is None
     assert Sniffio.current_async_library_cvar.get() == "asyncio"

@@ -1,0 +1,176 @@
+"""Opens the engine for a command, finds the run it names, and ends it cleanly when it is interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final, Literal, TypeVar
+
+from dagresume.cli.command import INTERRUPTED, Problem
+from dagresume.cli.screen import heard, line, warn
+from dagresume.engine import Engine, RunInfo
+from dagresume.policy import Limit
+from dagresume.results import RunResult
+from dagresume.workflow import Workflow
+
+__all__ = ["finished", "opened", "resolve", "work"]
+
+T = TypeVar("T")
+GRACE: Final = 3.0
+"""Seconds that functions under way are given when a person interrupts."""
+PAGE: Final = 1000
+_UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+
+# -- opening --------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def opened(
+    db: str,
+    workflows: Sequence[Workflow] = (),
+    *,
+    create: bool = False,
+    limits: Mapping[str, Limit] | None = None,
+    concurrency: int = 64,
+    synchronous: str = "full",
+) -> AsyncIterator[Engine]:
+    """Give an open engine; without `create` a database that does not exist is a Problem and is not made."""
+    if not create:
+        _must_exist(db)
+    if synchronous not in {"full", "normal"}:
+        raise Problem(f"--synchronous {synchronous!r}: full or normal")
+    mode: Literal["full", "normal"] = "normal" if synchronous == "normal" else "full"
+    heard()
+    engine = Engine(
+        db,
+        workflows=workflows,
+        limits=limits,
+        concurrency=concurrency,
+        synchronous=mode,
+        grace_seconds=GRACE,
+    )
+    async with engine:
+        yield engine
+
+
+def _must_exist(db: str) -> None:
+    scheme, url, rest = db.partition("://")
+    if url and scheme != "sqlite":
+        return  # a server knows what it has
+    path = Path((rest.removeprefix("/") or "dagresume.db") if url else db)
+    if db == ":memory:" or not path.exists():
+        what = "nothing outlives its process in :memory:" if db == ":memory:" else f"there is no database {path}"
+        raise Problem(f"{what}. Name the one that holds the run with --db (or DAGRESUME_DB).")
+
+
+async def resolve(engine: Engine, word: str, db: str) -> str:
+    """Give the id of the run that a person means: an id, the beginning of one, or `last`."""
+    if word == "last":
+        newest = await engine.runs(limit=1)
+        if not newest:
+            raise Problem(f"there are no runs in {db}")
+        return newest[0].run_id
+    start = word.strip().lower()
+    if _UUID.fullmatch(start):
+        return start
+    found = [info async for info in _all(engine) if start and info.run_id.startswith(start)]
+    if len(found) == 1:
+        return found[0].run_id
+    if not found:
+        raise Problem(f"no run {line(word, 80)!r} in {db}. `dagresume list` shows what is there.")
+    shown = ", ".join(f"{info.run_id} ({info.workflow}, {info.status})" for info in found[:5])
+    more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+    raise Problem(f"{len(found)} runs begin with {start!r}: {shown}{more}. Give more of the id.")
+
+
+async def _all(engine: Engine) -> AsyncIterator[RunInfo]:
+    before = None
+    while page := await engine.runs(limit=PAGE, before=before):
+        for info in page:
+            yield info
+        before = page[-1].run_id
+
+
+# -- interrupts -----------------------------------------------------------------------------------------
+
+
+class _Interrupts:
+    """The first SIGINT or SIGTERM ends the work cleanly, the second one ends the process."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._task = asyncio.current_task()
+        self._loop = asyncio.get_running_loop()
+
+    def __call__(self, _number: int, _frame: FrameType | None) -> None:
+        self.count += 1
+        if self.count > 1:
+            _leave()
+        self._loop.call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
+        warn(f"interrupting: what is under way has {GRACE:g} s to end; once more stops at once")
+        if self._task is not None:
+            self._task.cancel()
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _leave() -> None:
+    """End the process now. The database is sound at every moment, so nothing that was committed is lost."""
+    if sys.stderr.isatty():
+        os.write(2, b"\x1b[?25h\n")  # the progress line hid the cursor
+    os._exit(INTERRUPTED)
+
+
+def work(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run an asynchronous command to its end; KeyboardInterrupt if a person ended it and it had no result to give."""
+
+    async def watched() -> T:
+        interrupts = _Interrupts()
+        try:
+            with interrupts.listening():
+                return await make()
+        except asyncio.CancelledError:
+            if interrupts.count:
+                raise KeyboardInterrupt from None
+            raise
+
+    return asyncio.run(watched())
+
+
+async def finished(
+    engine: contextlib.AbstractAsyncContextManager[Engine],
+    begin: Callable[[Engine], Awaitable[tuple[str, asyncio.Task[RunResult]]]],
+    watch: Callable[[Engine, str], contextlib.AbstractAsyncContextManager[None]],
+) -> RunResult:
+    """Begin a run and give its result; interrupted, the engine is left first, which gives functions under way their time."""
+    task: asyncio.Task[RunResult] | None = None
+    try:
+        async with engine as opened_engine:
+            run_id, task = await begin(opened_engine)
+            async with watch(opened_engine, run_id):
+                await asyncio.wait([task])
+    except asyncio.CancelledError:
+        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
+            raise
+    return task.result()

@@ -1,0 +1,267 @@
+"""`dagresume run`, `resume` and `retry`: the commands that execute nodes."""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+from dagresume import words
+from dagresume.cli.again import Again, again
+from dagresume.cli.command import (
+    DEFAULT_DB,
+    REFUSED,
+    Apps,
+    Command,
+    Concurrency,
+    Db,
+    Debug,
+    Here,
+    Json,
+    Limits,
+    Problem,
+    RunId,
+    Synchronous,
+    commands,
+)
+from dagresume.cli.engines import finished, opened, resolve, work
+from dagresume.cli.plans import print_plan
+from dagresume.cli.progress import watching
+from dagresume.cli.screen import clean, say
+from dagresume.cli.summary import report
+from dagresume.cli.targets import apps, inputs_of, limits_of, one_workflow, workflows
+from dagresume.engine import Engine
+from dagresume.planner import Decision
+from dagresume.results import RunResult
+from dagresume.workflow import Workflow
+
+__all__ = ["app"]
+
+app = commands()
+Force = Annotated[
+    bool, typer.Option("--force", help="Take the present definition although the run began with another one.")
+]
+Begin = Callable[[Engine], Awaitable[tuple[str, asyncio.Task[RunResult]]]]
+
+
+class _Settings(NamedTuple):
+    """How the engine of a command is opened."""
+
+    db: str
+    limit: list[str] | None
+    concurrency: int
+    synchronous: str
+
+    def engine(
+        self, known: Sequence[Workflow], *, create: bool = False
+    ) -> AbstractAsyncContextManager[Engine]:
+        limits = limits_of(self.limit)
+        _check_limits(known, limits)
+        return opened(
+            self.db,
+            known,
+            create=create,
+            limits=limits,
+            concurrency=self.concurrency,
+            synchronous=self.synchronous,
+        )
+
+
+def _check_limits(known: Sequence[Workflow], given: object) -> None:
+    have = given if isinstance(given, dict) else {}
+    for wf in known:
+        for node in wf.nodes.values():
+            if node.limit is not None and node.limit not in have:
+                raise Problem(
+                    f"node {node.id!r} of {wf.name!r} names the limit {node.limit!r}. Give it:"
+                    f" --limit {node.limit}=8 (at once) or --limit {node.limit}=500/minute"
+                )
+
+
+@app.command("run", cls=Command)
+def run(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="The workflow: package.module:attribute or path/flow.py[:attribute].",
+            show_default=False,
+        ),
+    ],
+    given: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input", metavar="NAME=VALUE", help="A run input; JSON if it is JSON, else text. May be repeated."
+        ),
+    ] = None,
+    inputs: Annotated[
+        Path | None, typer.Option("--inputs", metavar="FILE", help="Run inputs as a JSON object.")
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option("--key", help="The business key: the run with this key is resumed, or its result given."),
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin a new run whatever the key holds.")] = False,
+    window: Annotated[
+        float | None,
+        typer.Option(
+            "--window", metavar="SECONDS", min=0, help="A completed run older than this counts no more."
+        ),
+    ] = None,
+    limit: Limits = None,
+    concurrency: Concurrency = 64,
+    synchronous: Synchronous = "full",
+    db: Db = DEFAULT_DB,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Run a workflow; with --key resume its run, or give what it completed with."""
+    if key is None and (fresh or window is not None):
+        raise Problem("--fresh and --window say what happens with a --key; give one.")
+    wf = one_workflow(target)
+    values = inputs_of(wf, given or [], inputs)
+    wf.compiled.check_inputs(values)  # before a database is made
+
+    async def begin(engine: Engine) -> tuple[str, asyncio.Task[RunResult]]:
+        handle = await engine.start(wf, values, key=key, window=window, fresh=fresh)
+        return handle.run_id, asyncio.create_task(handle.result(raise_on_failure=False))
+
+    settings = _Settings(db, limit, concurrency, synchronous)
+    result = work(
+        partial(
+            finished,
+            settings.engine([wf], create=True),
+            begin,
+            partial(watching, nodes=len(wf.nodes), quiet=as_json),
+        )
+    )
+    raise typer.Exit(report(result, wf, Here(db, (target,), tuple(limit or ())), as_json=as_json))
+
+
+@app.command("resume", cls=Command)
+def resume(
+    run: RunId,
+    force: Force = False,
+    app_: Apps = None,
+    limit: Limits = None,
+    concurrency: Concurrency = 64,
+    synchronous: Synchronous = "full",
+    db: Db = DEFAULT_DB,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Run what is missing of a run; what completed is not executed again."""
+    settings = _Settings(db, limit, concurrency, synchronous)
+    known = workflows(apps(app_))
+    result = _gone_on(
+        settings,
+        known,
+        run,
+        lambda engine, run_id: engine.resume(run_id, force=force, raise_on_failure=False),
+        quiet=as_json,
+    )
+    here = Here(db, tuple(app_ or ()), tuple(limit or ()))
+    raise typer.Exit(report(result, _workflow(result.workflow, known), here, as_json=as_json))
+
+
+@app.command("retry", cls=Command)
+def retry(
+    run: RunId,
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="PATH", help="A node, or an item like score[3]: it and all below it run again."
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    force: Force = False,
+    app_: Apps = None,
+    limit: Limits = None,
+    concurrency: Concurrency = 64,
+    synchronous: Synchronous = "full",
+    db: Db = DEFAULT_DB,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Run again what failed, was cut off or is uncertain; with --from a path and everything below it."""
+    settings = _Settings(db, limit, concurrency, synchronous)
+    known = workflows(apps(app_))
+
+    async def look() -> tuple[str, Again, list[Decision]]:
+        async with opened(db, known) as engine:
+            run_id = await resolve(engine, run, db)
+            decisions = await engine.plan(run_id, items=True)
+            return run_id, await again(engine, run_id, known, decisions, from_), decisions
+
+    run_id, what, decisions = work(look)
+    if not as_json:
+        print_plan(what.over(decisions), items=False)
+        _name(what)
+    _agree(what, yes=yes, asks=not as_json and sys.stdin.isatty() and sys.stdout.isatty())
+    result = _gone_on(
+        settings,
+        known,
+        run_id,
+        lambda engine, run_id: engine.retry(run_id, from_, force=force, raise_on_failure=False),
+        quiet=as_json,
+    )
+    here = Here(db, tuple(app_ or ()), tuple(limit or ()))
+    raise typer.Exit(report(result, _workflow(result.workflow, known), here, as_json=as_json))
+
+
+def _name(what: Again) -> None:
+    for paths, told in (
+        (what.completed, "completed and not idempotent, so their effects happen a second time"),
+        (what.uncertain, "begun and not idempotent, so their effects may happen a second time"),
+    ):
+        if paths:
+            say("")
+            say((f"Runs again, {told}:", "bold"))
+            for path in paths[:20]:
+                say(f"  {clean(path)}")
+            if len(paths) > 20:
+                say(f"  and {len(paths) - 20:,} more")
+    say("")
+
+
+def _agree(what: Again, *, yes: bool, asks: bool) -> None:
+    """Go on only with a person's word: asked for on a terminal, else given with --yes where effects happen twice."""
+    if yes:
+        return
+    if asks:
+        if not typer.confirm("Run this?"):
+            raise Problem("nothing was changed", REFUSED)
+        return
+    if what.completed:
+        shown = ", ".join(what.completed[:5]) + (", …" if len(what.completed) > 5 else "")
+        raise Problem(
+            f"{words.counted(len(what.completed), 'completed path')} that {'is' if len(what.completed) == 1 else 'are'}"
+            f" not idempotent would run again ({shown}). If that is what you want, add --yes.",
+            REFUSED,
+        )
+
+
+def _gone_on(
+    settings: _Settings,
+    known: Sequence[Workflow],
+    run: str,
+    go_on: Callable[[Engine, str], Awaitable[RunResult]],
+    *,
+    quiet: bool,
+) -> RunResult:
+    async def begin(engine: Engine) -> tuple[str, asyncio.Task[RunResult]]:
+        run_id = await resolve(engine, run, settings.db)
+        return run_id, asyncio.ensure_future(go_on(engine, run_id))  # type: ignore[arg-type]
+
+    nodes = max((len(wf.nodes) for wf in known), default=0)
+    return work(
+        partial(finished, settings.engine(known), begin, partial(watching, nodes=nodes, quiet=quiet))
+    )
+
+
+def _workflow(name: str, known: Sequence[Workflow]) -> Workflow | None:
+    return next((wf for wf in reversed(known) if wf.name == name), None)

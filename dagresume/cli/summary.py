@@ -1,0 +1,245 @@
+"""How a run ended, for people and for programs: what it gave, what failed, and which command goes on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from dagresume import words
+from dagresume.cli.command import FAILED, INTERRUPTED, WAITING, Here
+from dagresume.cli.screen import STYLES, clean, line, picture, print_json, say
+from dagresume.engine import RunInfo
+from dagresume.errors import NoOutput
+from dagresume.events import RunStatus, segments
+from dagresume.policy import NodeFailure
+from dagresume.results import RunResult
+from dagresume.workflow import Workflow
+
+__all__ = ["as_failure", "as_run", "code_of", "print_failures", "print_next", "report", "status_line"]
+
+MOST_FAILURES: Final = 10
+_CODES: Final[Mapping[RunStatus, int]] = {
+    RunStatus.COMPLETED: 0,
+    RunStatus.WAITING: WAITING,
+    RunStatus.INTERRUPTED: INTERRUPTED,
+}
+_FRAME: Final = re.compile(r'^\s*File "(.+)", line (\d+), in ', re.MULTILINE)
+
+
+def code_of(status: RunStatus) -> int:
+    """Give the exit code that a run's status means."""
+    return _CODES.get(status, FAILED)
+
+
+def report(result: RunResult, wf: Workflow | None, here: Here, *, as_json: bool) -> int:
+    """Print how a run ended; gives the exit code."""
+    if as_json:
+        print_json(_as_result(result))
+        return code_of(result.status)
+    say(*status_line(result.run_id, result.workflow, result.status, result.reason))
+    say(f"  {_work_line(result)}")
+    shown = _outputs(result, wf)
+    if shown:
+        say("")
+        width = max(len(name) for name, _ in shown)
+        for name, value in shown:
+            say(f"  {name:<{width}}  ", (value, "bold"))
+    if result.failures:
+        say("")
+        print_failures(result.failures, here, result.run_id)
+    print_next(result.run_id, result.status, result.reason, here)
+    return code_of(result.status)
+
+
+def status_line(
+    run_id: str, workflow: str, status: RunStatus, reason: str | None
+) -> list[str | tuple[str, str]]:
+    """Give the line that names a run and says how it is."""
+    told = words.run_reason(reason)
+    return [
+        f"run {run_id} of {clean(workflow)}: ",
+        (str(status), STYLES.get(status, "")),
+        f" ({told})" if told else "",
+    ]
+
+
+def _work_line(result: RunResult) -> str:
+    stats = result.stats
+    if not result.executed and not stats.commits:
+        return f"nothing was executed; {words.counted(len(result.reused), 'path')} completed before"
+    latency = stats.checkpoint_latency
+    parts = [
+        f"executed {len(result.executed):,}, reused {len(result.reused):,}",
+        f"in {words.duration(stats.seconds)}",
+        words.counted(stats.commits, "commit"),
+    ]
+    if latency.count:
+        parts.append(
+            f"checkpoints durable after {words.duration(latency.p50)} (p50), {words.duration(latency.p99)} (p99)"
+        )
+    return "; ".join([" ".join(parts[:2]), *parts[2:]])
+
+
+def _outputs(result: RunResult, wf: Workflow | None) -> list[tuple[str, str]]:
+    """Give the outputs at the ends of the graph, each in one short line."""
+    if wf is None:
+        ids: Sequence[str] = []
+    else:
+        graph = wf.compiled
+        ids = [id_ for id_, children in zip(graph.ids, graph.children, strict=True) if not children]
+    return [(clean(id_), picture(result.outputs[id_])) for id_ in ids[:MOST_FAILURES] if id_ in result.outputs]
+
+
+# -- failures -------------------------------------------------------------------------------------------
+
+
+def print_failures(failures: Mapping[str, NodeFailure], here: Here, run_id: str) -> None:
+    """Print failures, those that are alike together."""
+    alike: dict[tuple[str, str, str, str], list[NodeFailure]] = {}
+    for failure in failures.values():
+        place = place_of(failure)
+        alike.setdefault((_node(failure.path), failure.type, failure.message, place), []).append(failure)
+    groups = list(alike.items())
+    for (_, kind, message, place), same in groups[:MOST_FAILURES]:
+        say(("× ", "red"), (_paths(same), "bold"), f" failed{_attempts(same)}: {_error(kind, message)}")
+        if place:
+            say((f"  at {clean(place)}", "dim"))
+    if len(groups) > MOST_FAILURES:
+        rest = sum(len(same) for _, same in groups[MOST_FAILURES:])
+        say(f"  and {rest:,} more: {here.command('show', run_id)}")
+
+
+def _node(path: str) -> str:
+    try:
+        return "/".join(node for node, _ in segments(path))
+    except ValueError:
+        return path
+
+
+def _paths(same: Sequence[NodeFailure]) -> str:
+    names = ", ".join(clean(failure.path) for failure in same[:3])
+    return f"{names} and {len(same) - 3:,} more" if len(same) > 3 else names
+
+
+def _attempts(same: Sequence[NodeFailure]) -> str:
+    most = max(failure.attempt for failure in same)
+    return f" on attempt {most}" if most > 1 else ""
+
+
+def _error(kind: str, message: str) -> str:
+    told = line(message)
+    return f"{clean(kind)}: {told}" if told and kind else clean(kind) or told or "its items failed"
+
+
+def place_of(failure: NodeFailure) -> str:
+    """Give file:line of the last frame of a failure that is the user's own; empty if there is none."""
+    frames: list[tuple[str, str]] = _FRAME.findall(failure.traceback)
+    own = [frame for frame in frames if "site-packages" not in frame[0] and not frame[0].startswith("<")]
+    if not frames:
+        return ""
+    file, number = (own or frames)[-1]
+    path = Path(file)
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    return f"{path}:{number}"
+
+
+def print_next(run_id: str, status: RunStatus, reason: str | None, here: Here) -> None:
+    """Print which command goes on from here, if there is one."""
+    lines = list(_next(run_id, status, reason, here))
+    if lines:
+        say("")
+    for text in lines:
+        say(text)
+
+
+def _next(run_id: str, status: RunStatus, reason: str | None, here: Here) -> Iterable[str]:
+    resume, retry = here.command("resume", run_id), here.command("retry", run_id)
+    if status is RunStatus.FAILED:
+        yield "Everything that completed is kept. Mend the cause, then run what is missing:"
+        yield f"  {resume}"
+    elif reason == "uncertain":
+        yield "Everything that completed is kept. Look whether the path took effect; to run it again:"
+        yield f"  {retry}"
+    elif reason == "checkpoint_lost":
+        yield "See which value is gone, and run its node again with retry --from:"
+        yield f"  {here.command('show', run_id)}"
+    elif status is RunStatus.INTERRUPTED:
+        yield "Everything that completed is kept. To go on:"
+        yield f"  {resume}"
+    elif reason == "held":
+        yield "A path is held because its input changed and it is not idempotent. To let it run again:"
+        yield f"  {retry}"
+    elif status is RunStatus.WAITING:
+        yield "To go on once what it waits for has come:"
+        yield f"  {resume}"
+    elif status is RunStatus.CANCELLED:
+        yield "It never resumes by itself. To open it again from a node:"
+        yield f"  {here.command('retry', run_id, '--from', 'NODE')}"
+
+
+# -- for programs ---------------------------------------------------------------------------------------
+
+
+def _as_result(result: RunResult) -> dict[str, Any]:
+    outputs = {}
+    for id_ in result.outputs:
+        try:
+            outputs[id_] = result.outputs[id_]
+        except NoOutput:
+            continue
+    latency = result.stats.checkpoint_latency
+    return {
+        "run_id": result.run_id,
+        "workflow": result.workflow,
+        "status": result.status,
+        "reason": result.reason,
+        "executed": list(result.executed),
+        "reused": list(result.reused),
+        "outputs": outputs,
+        "failures": {path: as_failure(failure) for path, failure in result.failures.items()},
+        "stats": {
+            "seconds": result.stats.seconds,
+            "commits": result.stats.commits,
+            "checkpoint_latency": {
+                "p50": latency.p50,
+                "p95": latency.p95,
+                "p99": latency.p99,
+                "max": latency.max,
+                "count": latency.count,
+            },
+        },
+    }
+
+
+def as_failure(failure: NodeFailure) -> dict[str, Any]:
+    """Give a failure as plain data."""
+    return {
+        "path": failure.path,
+        "attempt": failure.attempt,
+        "type": failure.type,
+        "message": failure.message,
+        "reason": failure.reason,
+        "place": place_of(failure) or None,
+        "traceback": failure.traceback,
+        "at": failure.at,
+    }
+
+
+def as_run(info: RunInfo) -> dict[str, Any]:
+    """Give the header of a run as plain data."""
+    return {
+        "run_id": info.run_id,
+        "workflow": info.workflow,
+        "version": info.version,
+        "key": info.key,
+        "status": info.status,
+        "reason": info.reason,
+        "created_at": info.created_at,
+        "updated_at": info.updated_at,
+        "finished_at": info.finished_at,
+        "owner": info.owner,
+        "source": info.source,
+    }

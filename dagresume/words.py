@@ -1,0 +1,161 @@
+"""The sentences in which people read what the engine decided: one place for the command line and the page.
+
+Keys are the machine-readable words of decisions, paths and runs. A word that has no sentence yet is shown as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Final
+
+__all__ = [
+    "DECISIONS",
+    "NODE_REASONS",
+    "RUN_REASONS",
+    "amount",
+    "counted",
+    "decision",
+    "duration",
+    "local_time",
+    "node_reason",
+    "one_line",
+    "run_reason",
+    "usage",
+]
+
+DECISIONS: Final[Mapping[tuple[str, str], str]] = {
+    ("reuse", "completed"): "Reused: completed, and its input has not changed.",
+    ("reuse", "handled"): "Left as it is: it failed, and a node below it has dealt with that.",
+    ("reuse", "tolerated"): "Left as it is: its failure is within what its map tolerates.",
+    ("run", "new"): "Runs: nothing of it is recorded yet.",
+    ("run", "asked"): "Runs again: a person asked for it.",
+    ("run", "failed"): "Runs again: it failed.",
+    ("run", "input_changed"): "Runs again: its input changed.",
+    ("run", "interrupted"): "Runs again: it was cut off, and repeating it does no harm.",
+    ("run", "items_missing"): "Runs those of its items that have not completed.",
+    ("run", "recomputed"): "Runs again: its output is not stored, and a node that runs needs it.",
+    ("run", "reconcile"): "Cut off: its reconcile function is asked whether it took effect; if not, it runs again.",
+    ("run", "upstream_runs"): "Runs once the nodes above it have run.",
+    ("check", "depends_on_parents"): "Runs or not, as the nodes above it end.",
+    ("check", "input_may_change"): "Reused if its input comes out the same; a node above it runs first.",
+    ("check", "items_changed"): "Its list changed: items that are in it as before are reused.",
+    ("check", "items_not_known"): "Its items are known once the node above it has run.",
+    ("check", "recomputed"): "Runs again if a node that needs its output does: the output is not stored.",
+    ("skip", "trigger"): "Skipped: the nodes above it did not end as its trigger asks.",
+    ("skip", "upstream_failed"): "Does not run: something it needs has failed.",
+    ("hold", "input_changed"): "Held for a person: completed, its input changed, and it is not idempotent.",
+    ("hold", "uncertain"): "Held for a person: it began, and nobody knows whether it took effect.",
+}
+"""(action, reason) of a decision → what will happen and why."""
+
+NODE_REASONS: Final[Mapping[str, str]] = {
+    "abandoned": "Its thread did not stop in time; nobody knows whether it took effect.",
+    "asked": "A person asked for it to run again.",
+    "cancelled": "Stopped while it was running.",
+    "error": "Its function raised an error.",
+    "failed_in_row": "Not started: too many items before it failed in a row.",
+    "fail_fast": "Stopped because another node failed.",
+    "held": "Held for a person: completed, its input changed, and it is not idempotent.",
+    "input_changed": "Runs again: its input changed.",
+    "input_lost": "Not started: a stored value it needs could not be read.",
+    "interrupted": "Cut off while it was running.",
+    "item_gone": "Its item is no longer in the list.",
+    "items_failed": "Some of its items failed.",
+    "moved": "Its item stands at another place of the list now; the output was kept.",
+    "not_done": "Its reconcile function said that it had not taken effect.",
+    "not_serialisable": "It ended, but what it returned cannot be stored.",
+    "not_stored": "It ended, but the database did not take its result.",
+    "reconcile_failed": "Its reconcile function raised an error; nobody knows whether it took effect.",
+    "reconciled": "Its reconcile function said what it had done.",
+    "retry": "Failed, and is tried again.",
+    "shutdown": "Cut off when its process shut down.",
+    "stopped": "Not started: the run was stopped first.",
+    "timeout": "It took longer than its timeout.",
+    "trigger": "The nodes above it did not end as its trigger asks.",
+    "upstream_failed": "Something it needs has failed.",
+}
+"""Reason of a path's status → why it is so."""
+
+RUN_REASONS: Final[Mapping[str, str]] = {
+    "cancelled": "it was cancelled",
+    "checkpoint_lost": "a stored value is missing or was altered",
+    "fail_fast": "a node failed and the others were stopped",
+    "held": "a person has to decide about a path",
+    "interrupted": "it was stopped",
+    "node_failed": "a node failed",
+    "not_opened": "it was stopped before it began",
+    "not_stored": "the database did not take a result",
+    "owner_died": "the process that drove it died",
+    "shutdown": "its process was asked to stop",
+    "stuck": "no node could go on",
+    "uncertain": "nobody knows whether a path took effect",
+}
+"""Reason of a run's status → why, as the end of a sentence."""
+
+
+def decision(action: str, reason: str) -> str:
+    """Give the sentence for what will be done with a path, and why."""
+    return DECISIONS.get((str(action), reason)) or f"{str(action).capitalize()}: {_bare(reason)}."
+
+
+def node_reason(reason: str | None) -> str:
+    """Give the sentence for the reason of a path's status; empty if there is none."""
+    return "" if not reason else NODE_REASONS.get(reason) or f"{_bare(reason).capitalize()}."
+
+
+def run_reason(reason: str | None) -> str:
+    """Give the reason of a run's status as the end of a sentence; empty if there is none."""
+    return "" if not reason else RUN_REASONS.get(reason) or _bare(reason)
+
+
+def _bare(word: str) -> str:
+    return word.replace("_", " ")
+
+
+# -- amounts and times ----------------------------------------------------------------------------------
+
+
+def duration(seconds: float | None) -> str:
+    """Give a duration in words: `0.4 ms`, `12 ms`, `1.2 s`, `9 min 33 s`, `2 h 5 min`; empty for None."""
+    if seconds is None:
+        return ""
+    if seconds < 0.9995:
+        ms = seconds * 1000
+        return f"{ms:.0f} ms" if ms >= 9.95 else f"{ms:.1f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for size, unit, small, rest in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            below = whole % size // small
+            return f"{whole // size} {unit} {below} {rest}" if below else f"{whole // size} {unit}"
+    return f"{whole} s"
+
+
+def local_time(moment: datetime | None) -> str:
+    """Give a time as a clock on the wall here shows it, to the second; empty for None."""
+    return "" if moment is None else f"{moment.astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def amount(value: float) -> str:
+    """Give a number with its thousands apart and no digits that say nothing."""
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.4f}".rstrip("0").rstrip(".")
+
+
+def counted(count: int, noun: str) -> str:
+    """Give a number of things: `1 path`, `1,200 paths`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def usage(used: Mapping[str, float]) -> str:
+    """Give what was used up in words: `1,200 tokens in, 300 tokens out, cost 0.25`; empty for nothing."""
+    names = {"tokens_in": "{} tokens in", "tokens_out": "{} tokens out", "cost": "cost {}"}
+    told: Iterable[tuple[str, float]] = ((n, v) for n, v in used.items() if v)
+    return ", ".join(names.get(name, name + " {}").format(amount(value)) for name, value in told)
+
+
+def one_line(text: str, most: int = 300) -> str:
+    """Give a text's first line with something on it, cut to `most` characters."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return line if len(line) <= most else line[: most - 1] + "…"

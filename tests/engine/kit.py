@@ -1,0 +1,208 @@
+"""What the engine tests share: a home for runs that outlives engines, things that break on demand, a store that can fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dagresume import Decision, Engine, Event, RunInfo, RunResult, Workflow
+from dagresume.clock import Clock, SystemClock
+from dagresume.events import Record
+from dagresume.sqlite import SQLiteStore
+from dagresume.store import MemoryStore, Outcome, Store, StoreFailed, Unit
+
+Wrap = Callable[[Store], Store]
+
+
+class Boom(Exception):
+    """What the nodes of these tests fail with."""
+
+
+class Home:
+    """One place where runs are kept; every engine made here is a new one on the same runs."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self._memory = MemoryStore() if path is None else None
+
+    def store(self, clock: Clock | None = None) -> Store:
+        """Give a new store object on what is kept here."""
+        clock = clock or SystemClock()
+        if self._memory is not None:
+            return MemoryStore(beside=self._memory, clock=clock)
+        assert self.path is not None
+        return SQLiteStore(self.path, clock=clock)
+
+    def engine(self, *workflows: Workflow, wrap: Wrap | None = None, **options: Any) -> Engine:
+        """Give a new engine that knows these workflows."""
+        store = self.store(options.get("clock"))
+        options.setdefault("grace_seconds", 0.5)
+        return Engine(workflows=workflows, store=wrap(store) if wrap else store, **options)
+
+    async def run(self, wf: Workflow, inputs: dict[str, Any] | None = None, **options: Any) -> RunResult:
+        """Run in an engine of its own; failures come in the result."""
+        async with self.engine() as engine:
+            return await engine.run(wf, inputs, raise_on_failure=False, **options)
+
+    async def resume(self, wf: Workflow, run_id: str, **options: Any) -> RunResult:
+        """Resume in an engine of its own; failures come in the result."""
+        async with self.engine(wf) as engine:
+            return await engine.resume(run_id, raise_on_failure=False, **options)
+
+    async def retry(self, wf: Workflow, run_id: str, from_node: Any = None, **options: Any) -> RunResult:
+        """Retry in an engine of its own; failures come in the result."""
+        async with self.engine(wf) as engine:
+            return await engine.retry(run_id, from_node, raise_on_failure=False, **options)
+
+    async def plan(self, wf: Workflow, run_id: str, *, items: bool = False) -> dict[str, Decision]:
+        """Give the plan by path, from an engine of its own."""
+        async with self.engine(wf) as engine:
+            decisions = await engine.plan(run_id, items=items)
+        found = {decision.path: decision for decision in decisions}
+        assert len(found) == len(decisions), "a path is planned twice"
+        return found
+
+    async def info(self, run_id: str) -> RunInfo:
+        """Give the run as an engine without any code sees it."""
+        async with self.engine() as engine:
+            return await engine.get(run_id)
+
+    async def events(self, run_id: str) -> list[Event]:
+        """Give all events of a run."""
+        async with self.engine() as engine:
+            return [event async for event in engine.events(run_id)]
+
+    async def statuses(self, run_id: str) -> dict[str, str]:
+        """Give the status of every path."""
+        return {path: node.status.value for path, node in (await self.info(run_id)).nodes.items()}
+
+
+class Calls(Counter[str]):
+    """Counts how often each body began, and can break them: a name in `broken` raises."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.broken: set[str] = set()
+        self.order: list[str] = []
+
+    def began(self, name: str) -> None:
+        """Note that a body began, and raise if it is to break."""
+        self[name] += 1
+        self.order.append(name)
+        if name in self.broken:
+            raise Boom(name)
+
+    def mend(self) -> None:
+        """Break nothing any more, and count from zero."""
+        self.broken.clear()
+        self.clear()
+        self.order.clear()
+
+    def adder(self, wf: Workflow) -> Callable[..., None]:
+        """Give a function that adds a node which is counted, and gives its own name."""
+
+        def add(name: str, *after: str, **options: Any) -> None:
+            async def body() -> str:
+                self.began(name)
+                return name
+
+            wf.node(id=name, depends_on=after, **options)(body)
+
+        return add
+
+
+Spoil = Callable[[Unit, Record], bool]
+
+
+class FaultyStore:
+    """A store in front of another: what `spoils` says yes to is not written, and fails as `error`."""
+
+    def __init__(self, inner: Store, spoils: Spoil, error: Callable[[], Exception]) -> None:
+        self._inner, self._spoils, self._error = inner, spoils, error
+        self.spoilt = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def commit(self, units: Sequence[Unit]) -> list[Outcome]:
+        """Write what is not spoilt."""
+        bad = {
+            n for n, unit in enumerate(units) if any(self._spoils(unit, record) for record in unit.records)
+        }
+        self.spoilt += len(bad)
+        good = [unit for n, unit in enumerate(units) if n not in bad]
+        outcomes = iter(await self._inner.commit(good) if good else [])
+        return [StoreFailed(self._error()) if n in bad else next(outcomes) for n in range(len(units))]
+
+
+class SlowStore:
+    """A store in front of another that commits only when the gate of a kind of record is open."""
+
+    def __init__(self, inner: Store, holds: Spoil) -> None:
+        self._inner, self._holds = inner, holds
+        self.reached, self.gate = asyncio.Event(), asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def commit(self, units: Sequence[Unit]) -> list[Outcome]:
+        """Commit, after the gate if one of the records is to be held."""
+        if any(self._holds(unit, record) for unit in units for record in unit.records):
+            self.reached.set()
+            await self.gate.wait()
+        return await self._inner.commit(units)
+
+
+class CountingStore:
+    """A store in front of another that notes the transactions."""
+
+    def __init__(self, inner: Store) -> None:
+        self._inner = inner
+        self.transactions: list[list[Record]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def commit(self, units: Sequence[Unit]) -> list[Outcome]:
+        """Commit and note."""
+        outcomes = await self._inner.commit(units)
+        self.transactions.append([record for unit in units for record in unit.records])
+        return outcomes
+
+
+class TurnedClock:
+    """A wall clock that can be turned; what is measured stays true."""
+
+    def __init__(self) -> None:
+        self._real = SystemClock()
+        self.ahead = 0.0
+
+    def now(self) -> int:
+        """Give the wall clock in microseconds UTC."""
+        return self._real.now() + round(self.ahead * 1e6)
+
+    def monotonic(self) -> float:
+        """Give seconds."""
+        return self._real.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after `seconds`."""
+        await self._real.sleep(seconds)
+
+
+def listing(wf: Workflow, values: Sequence[Any], id: str = "items") -> None:
+    """Add an idempotent node that gives a list."""
+
+    async def give() -> list[Any]:
+        return list(values)
+
+    wf.node(id=id, idempotent=True)(give)
+
+
+async def settle(condition: Callable[[], bool]) -> None:
+    """Let the loop turn until the condition holds; the timeout of the test is the bound."""
+    while not condition():
+        await asyncio.sleep(0)
