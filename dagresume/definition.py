@@ -492,17 +492,19 @@ def describe(graph: Graph) -> Definition:
         "output": None if graph.output is None else graph.ids[graph.output],
     }
     told = {"workflow": graph.workflow, "version": graph.version, "options": options, "nodes": nodes}
-    text = json.dumps(told, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(told, ensure_ascii=False, separators=(",", ":"), check_circular=False)
     kinds = tuple((node["id"], node["type"]) for node in nodes)
-    return Definition(graph.workflow, graph.version, identity(text), text, kinds)
+    return Definition(graph.workflow, graph.version, _identity(told), text, kinds)
 
 
 def identity(text: str) -> bytes:
     """Give the definition hash of a stored definition (16 bytes): all of it but where the functions come from."""
-    told = json.loads(text)
-    for node in told["nodes"]:
-        del node["function"]
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()[:16]
+    return _identity(json.loads(text))
+
+
+def _identity(told: Mapping[str, Any]) -> bytes:
+    nodes = [{option: value for option, value in node.items() if option != "function"} for node in told["nodes"]]
+    return hashlib.sha256(json.dumps({**told, "nodes": nodes}, sort_keys=True).encode()).digest()[:16]
 
 
 def _described(graph: Graph, i: int) -> dict[str, Any]:

@@ -83,7 +83,8 @@ class Vertex:
 
     `salt` starts the fingerprint: the node's `version=` and the names of its parameters. `types` are the classes its
     output may hold. `received` says where each thing it receives comes from (of a map: the whole lists), `chained` are the
-    parents whose items it takes one by one (the parent is a map itself).
+    parents whose items it takes one by one (the parent is a map itself). `only_parents`: it receives the outputs of these,
+    in order, and nothing else.
     """
 
     index: int
@@ -100,6 +101,7 @@ class Vertex:
     received: tuple[Source, ...]
     value_parents: tuple[int, ...]
     source_parents: tuple[int, ...]
+    only_parents: tuple[int, ...] | None
     chained: frozenset[int] = frozenset()
 
     @property
@@ -161,6 +163,7 @@ def _vertex(
         salt=salt,
         is_map=bool(node.for_each),
         chained=frozenset(s.index for s in graph.sources[i] if s.kind == "parent" and s.index in maps),
+        only_parents=_only_parents(graph, i),
         value_parents=tuple({b.source.index: None for b in fed if b.source.kind == "parent"}),
         source_parents=tuple(
             {s.index: None for s in (*graph.sources[i], *(b.source for b in fed)) if s.kind == "parent"}
@@ -169,6 +172,12 @@ def _vertex(
             graph.sources[i][b.source.index] if b.source.kind == "item" else b.source for b in fed
         ),
     )
+
+
+def _only_parents(graph: Graph, i: int) -> tuple[int, ...] | None:
+    if any(binding.source.kind != "parent" or binding.keyword for binding in graph.bindings[i]):
+        return None
+    return tuple(binding.source.index for binding in graph.bindings[i])
 
 
 # -- the decision ---------------------------------------------------------------------------------------

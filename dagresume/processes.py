@@ -46,9 +46,10 @@ _children = threading.Lock()  # multiprocessing keeps its list of children witho
 
 
 class WorkerDied(DagresumeError):
-    """The worker process ended before its work did; `.path`, `.exitcode` (below 0: minus the signal), `.began`.
+    """The worker process ended before its work did; `.path`, `.exitcode`, `.began`.
 
-    Not `began`: the body certainly did not run. Else nobody knows how far it got.
+    `exitcode` below 0 is minus the signal. Not `began`: the body certainly did not run; else nobody knows how far
+    it got.
     """
 
     def __init__(self, path: str, exitcode: int | None, *, began: bool = True) -> None:
@@ -61,8 +62,8 @@ class WorkerDied(DagresumeError):
             how = f"was ended by {_signal_name(-exitcode)}"
         if not began:
             advice = (
-                "It had not begun yet; why, it said on stderr. A worker imports the main script first, whose run"
-                ' must be under `if __name__ == "__main__":`.'
+                "It had not begun yet; why, it said on stderr. A worker imports the main script first, which"
+                ' must start its run under `if __name__ == "__main__":`.'
             )
         else:
             advice = "Out of memory, a crash in native code or os._exit end a process so."

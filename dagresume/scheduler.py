@@ -545,6 +545,9 @@ class Run:
     def _call(self, job: Job) -> Call:
         """Put the arguments together: fresh objects, decoded from what was committed (C7)."""
         vertex, by_name = job.vertex, False
+        if vertex.only_parents is not None and (values := self._all_plain(job, vertex.only_parents)) is not None:
+            job.call = Call(vertex.node.fn, values, {}, None if vertex.pure else vertex.types, None, job.path)
+            return job.call
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         context: Context | None = None
@@ -570,6 +573,15 @@ class Run:
             vertex.node.fn, tuple(args), kwargs, None if vertex.pure else vertex.types, context, job.path
         )
         return job.call
+
+    def _all_plain(self, job: Job, parents: tuple[int, ...]) -> tuple[Any, ...] | None:
+        """Give the outputs of these parents, decoded in one go, if all of them are plain data at hand."""
+        out, rules = job.scope.out, job.scope.rules
+        texts = [out[p] for p in parents]
+        for text, p in zip(texts, parents, strict=True):
+            if type(text) is not str or rules[p].types is not codec.EMPTY:
+                return None
+        return (codec.unpack(texts[0]),) if len(texts) == 1 else tuple(codec.unpack_many(texts))
 
     def _shared(self, job: Job, binding: Binding) -> Any:
         """Give what all items of a map receive: decoded once, read-only by contract."""

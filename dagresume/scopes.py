@@ -105,6 +105,9 @@ class Scope:
 
     def fingerprint(self, vertex: Vertex) -> bytes:
         """Give the fingerprint of all that a vertex receives."""
+        if vertex.only_parents is not None:
+            digests = self.digests
+            return vertex.fingerprint([digests[p] for p in vertex.only_parents])
         return vertex.fingerprint(map(self.part, vertex.received))
 
     def path(self, vertex: Vertex) -> str:

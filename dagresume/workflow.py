@@ -8,7 +8,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeVar, overload
+from typing import Any, Final, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overload
 
 import networkx as nx
 
@@ -65,6 +65,26 @@ class Node:
     executor: Executor | None = None
 
 
+class NodeOptions(TypedDict, total=False):
+    """The options of `@wf.node`; `Workflow.node` says how its parameters are fed."""
+
+    id: str | None
+    depends_on: Iterable[Ref] | Ref
+    args: Mapping[str, Ref] | None
+    for_each: Mapping[str, Ref] | None
+    concurrency: int | None
+    tolerate: float | None
+    idempotent: bool | None
+    checkpoint: bool
+    retry: Retry | None
+    timeout: float | None
+    limit: str | None
+    trigger: Trigger
+    reconcile: Callable[..., Any] | None
+    version: str
+    executor: Executor | None
+
+
 class Workflow:
     """A named, versioned DAG of nodes.
 
@@ -107,27 +127,9 @@ class Workflow:
     def node(self, fn: F, /) -> F: ...
 
     @overload
-    def node(
-        self,
-        *,
-        id: str | None = ...,
-        depends_on: Iterable[Ref] | Ref = ...,
-        args: Mapping[str, Ref] | None = ...,
-        for_each: Mapping[str, Ref] | None = ...,
-        concurrency: int | None = ...,
-        tolerate: float | None = ...,
-        idempotent: bool | None = ...,
-        checkpoint: bool = ...,
-        retry: Retry | None = ...,
-        timeout: float | None = ...,
-        limit: str | None = ...,
-        trigger: Trigger = ...,
-        reconcile: Callable[..., Any] | None = ...,
-        version: str = ...,
-        executor: Executor | None = ...,
-    ) -> Callable[[F], F]: ...
+    def node(self, /, **options: Unpack[NodeOptions]) -> Callable[[F], F]: ...
 
-    def node(self, fn: Any = None, /, *, id: str | None = None, **options: Any) -> Any:
+    def node(self, fn: F | None = None, /, **options: Unpack[NodeOptions]) -> F | Callable[[F], F]:
         """Add a function as a node; the function itself comes back, so it can be called in unit tests.
 
         Each parameter is fed in this order: annotated `Context` → the context; named in `args` → that parent, run input
@@ -137,7 +139,6 @@ class Workflow:
         Raises DefinitionError (DuplicateNode, BindingError) for what cannot work whatever else is declared.
         """
         scope = _caller_locals()
-        options["id"] = id
         if fn is not None:
             self._add(fn, scope, options)
             return fn
@@ -450,8 +451,7 @@ class _Resolver:
 # -- the checked graph ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """Where a value comes from: `kind` is context, parent, item, input or constant."""
 
     kind: Literal["context", "parent", "item", "input", "constant"]
@@ -460,8 +460,7 @@ class Source:
     value: Any = None  # constant
 
 
-@dataclass(frozen=True, slots=True)
-class Binding:
+class Binding(NamedTuple):
     """What feeds one parameter."""
 
     parameter: str
@@ -483,6 +482,7 @@ class Graph:
         self.retry, self.recovery, self.timeout = wf.retry or Retry(), wf.recovery, wf.timeout
         declared = wf._nodes
         self._declared_inputs = wf._declared
+        self._sources: dict[str, Source] = {}
         self.inputs: dict[str, list[Any]] = {name: [hint] for name, hint in (wf._declared or {}).items()}
         self.required: dict[str, str] = dict.fromkeys(self.inputs, "")
         for name in self.inputs:
@@ -581,8 +581,12 @@ class Graph:
             return Source("context")
         if isinstance(ref, Value):
             return Source("constant", value=ref.value)
-        parent = self.index.get(ref)
-        return Source("input", name=ref) if parent is None else Source("parent", index=parent)
+        found = self._sources.get(ref)
+        if found is None:
+            parent = self.index.get(ref)
+            found = Source("input", name=ref) if parent is None else Source("parent", index=parent)
+            self._sources[ref] = found
+        return found
 
     def _binding(
         self, node: Node, parameter: tuple[str, Any, bool, bool], where: str | Value | None

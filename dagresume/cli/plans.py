@@ -13,23 +13,23 @@ from dagresume.cli.screen import print_json, rows, say
 from dagresume.cli.targets import apps, workflows
 from dagresume.planner import Decision
 
-__all__ = ["app", "print_plan", "totals"]
+__all__ = ["group", "print_plan", "totals"]
 
-app = commands()
+group = commands()
 ORDER: Final = ("reuse", "run", "check", "skip", "wait", "hold")
 
 
-@app.command("plan", cls=Command)
+@group.command("plan", cls=Command)
 def plan(
     run: RunId,
     items: Annotated[bool, typer.Option("--items", help="One line for each item of a map.")] = False,
-    app_: Apps = None,
+    app: Apps = None,
     db: Db = DEFAULT_DB,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Show what a resume would do with each path, why, and what it saves; nothing is executed."""
-    known = workflows(apps(app_))
+    known = workflows(apps(app))
 
     async def ask() -> tuple[str, list[Decision]]:
         async with opened(db, known) as engine:
@@ -46,7 +46,7 @@ def plan(
     print_plan(decisions, items=items)
     if totals(decisions)["paths"].keys() & {"run", "check"}:
         say("")
-        say(f"To do this: {Here(db, tuple(app_ or ())).command('resume', run_id)}")
+        say(f"To do this: {Here(db, tuple(app or ())).command('resume', run_id)}")
 
 
 def print_plan(decisions: Sequence[Decision], *, items: bool) -> None:

@@ -69,13 +69,14 @@ class Tally:
 
 
 @contextlib.asynccontextmanager
-async def watching(engine: Engine, run_id: str, nodes: int, *, quiet: bool = False) -> AsyncIterator[None]:
+async def watching(engine: Engine, run_id: str, *, quiet: bool = False) -> AsyncIterator[None]:
     """Show how far a run is while the block lasts; nothing if nobody looks at a terminal."""
     console = err()
     if quiet or not console.is_terminal:
         yield
         return
-    tally, began = Tally(nodes), time.monotonic()
+    began = time.monotonic()
+    tally = Tally(sum("[" not in path and "/" not in path for path in (await engine.get(run_id)).nodes))
     live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=sys.stdout.isatty())
 
     async def follow() -> None:

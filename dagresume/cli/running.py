@@ -39,9 +39,9 @@ from dagresume.planner import Decision
 from dagresume.results import RunResult
 from dagresume.workflow import Workflow
 
-__all__ = ["app"]
+__all__ = ["group"]
 
-app = commands()
+group = commands()
 Force = Annotated[
     bool, typer.Option("--force", help="Take the present definition although the run began with another one.")
 ]
@@ -82,7 +82,7 @@ def _check_limits(known: Sequence[Workflow], given: object) -> None:
                 )
 
 
-@app.command("run", cls=Command)
+@group.command("run", cls=Command)
 def run(
     target: Annotated[
         str,
@@ -142,11 +142,11 @@ def run(
     raise typer.Exit(report(result, wf, Here(db, (target,), tuple(limit or ())), as_json=as_json))
 
 
-@app.command("resume", cls=Command)
+@group.command("resume", cls=Command)
 def resume(
     run: RunId,
     force: Force = False,
-    app_: Apps = None,
+    app: Apps = None,
     limit: Limits = None,
     concurrency: Concurrency = 64,
     synchronous: Synchronous = "full",
@@ -156,7 +156,7 @@ def resume(
 ) -> None:
     """Run what is missing of a run; what completed is not executed again."""
     settings = _Settings(db, limit, concurrency, synchronous)
-    known = workflows(apps(app_))
+    known = workflows(apps(app))
     result = _gone_on(
         settings,
         known,
@@ -164,11 +164,11 @@ def resume(
         lambda engine, run_id: engine.resume(run_id, force=force, raise_on_failure=False),
         quiet=as_json,
     )
-    here = Here(db, tuple(app_ or ()), tuple(limit or ()))
+    here = Here(db, tuple(app or ()), tuple(limit or ()))
     raise typer.Exit(report(result, _workflow(result.workflow, known), here, as_json=as_json))
 
 
-@app.command("retry", cls=Command)
+@group.command("retry", cls=Command)
 def retry(
     run: RunId,
     from_: Annotated[
@@ -179,7 +179,7 @@ def retry(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     force: Force = False,
-    app_: Apps = None,
+    app: Apps = None,
     limit: Limits = None,
     concurrency: Concurrency = 64,
     synchronous: Synchronous = "full",
@@ -189,7 +189,7 @@ def retry(
 ) -> None:
     """Run again what failed, was cut off or is uncertain; with --from a path and everything below it."""
     settings = _Settings(db, limit, concurrency, synchronous)
-    known = workflows(apps(app_))
+    known = workflows(apps(app))
 
     async def look() -> tuple[str, Again, list[Decision]]:
         async with opened(db, known) as engine:
@@ -209,7 +209,7 @@ def retry(
         lambda engine, run_id: engine.retry(run_id, from_, force=force, raise_on_failure=False),
         quiet=as_json,
     )
-    here = Here(db, tuple(app_ or ()), tuple(limit or ()))
+    here = Here(db, tuple(app or ()), tuple(limit or ()))
     raise typer.Exit(report(result, _workflow(result.workflow, known), here, as_json=as_json))
 
 

@@ -2,6 +2,10 @@
 
 import asyncio
 import os
+import random
+import signal
+import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,3 +83,193 @@ def diamond(*, idempotent: bool, reconcile: Callable[..., Any] | None = None) ->
 idempotent = diamond(idempotent=True)
 careful = diamond(idempotent=False)
 asking = diamond(idempotent=False, reconcile=look)
+
+
+def chain(*, idempotent: bool, die_in: str | None = None) -> Workflow:
+    """a → b → c; `die_in`: this node's first attempt kills the process."""
+    wf = Workflow("chain", idempotent=idempotent)
+
+    async def step(ctx: Context) -> str:
+        leave(f"{ctx.path} {ctx.attempt}")
+        if ctx.path == die_in and ctx.attempt == 1:
+            die()
+        return ctx.path
+
+    for node, above in (("a", ()), ("b", ("a",)), ("c", ("b",))):
+        wf.node(id=node, depends_on=above)(step)
+    return wf
+
+
+def die() -> None:
+    """End this process as a power cut would."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+safe_a, unsafe_a = chain(idempotent=True, die_in="a"), chain(idempotent=False, die_in="a")
+safe_c, unsafe_c = chain(idempotent=True, die_in="c"), chain(idempotent=False, die_in="c")
+
+# -- a big output ---------------------------------------------------------------------------------------
+
+big = Workflow("big", idempotent=True)
+
+
+@big.node
+async def report(ctx: Context) -> str:
+    leave(f"report {ctx.attempt}")
+    return str(len(world())) * 100_000  # another one each time
+
+
+@big.node
+async def size(report: str) -> list[Any]:
+    return [len(report), report[0]]
+
+
+# -- a job outside that outlives us ---------------------------------------------------------------------
+
+outside = Workflow("outside", idempotent=True)
+JOB = "sleep 0.2; echo job {key} >> world.log"
+
+
+@outside.node
+async def order(ctx: Context) -> str:
+    key = ctx.idempotency_key
+    leave(f"order {ctx.attempt} {key}")
+    if f"job {key}" in world():
+        return "done already"
+    subprocess.Popen(["sh", "-c", JOB.format(key=key)], start_new_session=True)
+    await asyncio.sleep(60)
+    return "never"
+
+
+# -- a failure beside a long branch ---------------------------------------------------------------------
+
+branches = Workflow("branches", idempotent=True)
+
+
+@branches.node(id="a")
+async def first(ctx: Context) -> None:
+    leave("begin a")
+    leave("end a")
+
+
+@branches.node(id="b", depends_on="a")
+async def failing(ctx: Context) -> None:
+    leave("begin b")
+    if ctx.attempt == 1:
+        raise ConnectionError("the first attempt fails")
+    leave("end b")
+
+
+@branches.node(id="d", depends_on="a")
+async def long(ctx: Context) -> None:
+    leave("begin d")
+    if ctx.attempt == 1:
+        await asyncio.sleep(60)
+    await asyncio.sleep(0.05)
+    leave("end d")
+
+
+@branches.node(id="c", depends_on=["b", "d"])
+async def last(ctx: Context) -> None:
+    leave("begin c")
+    leave("end c")
+
+
+# -- maps -----------------------------------------------------------------------------------------------
+
+
+def ten(*, idempotent: bool) -> Workflow:
+    """A map over ten; the first attempts of items 2 and 3 stay inside their bodies."""
+    wf = Workflow("ten", idempotent=idempotent)
+
+    @wf.node(id="m", for_each={"n": "numbers"})
+    async def item(n: int, ctx: Context) -> int:
+        leave(f"{ctx.path} {ctx.attempt}")
+        if n in (2, 3) and ctx.attempt == 1:
+            await asyncio.sleep(60)
+        return n * n
+
+    @wf.node(args={"squares": "m"}, idempotent=True)
+    async def total(squares: list[int], ctx: Context) -> int:
+        leave(f"total {len(squares)}")
+        return sum(squares)
+
+    return wf
+
+
+safe_ten, unsafe_ten = ten(idempotent=True), ten(idempotent=False)
+
+late = Workflow("late", idempotent=True)
+
+
+@late.node
+async def source(count: int, ctx: Context) -> list[int]:
+    leave(f"source {ctx.attempt}")
+    if ctx.attempt == 1:
+        raise ConnectionError("the first attempt fails")
+    return list(range(count))
+
+
+@late.node(for_each={"n": "source"})
+async def each(n: int, ctx: Context) -> int:
+    leave(ctx.path)
+    return n
+
+
+@late.node(args={"values": "each"})
+async def whole(values: list[int]) -> int:
+    leave("whole")
+    return len(values)
+
+
+pairs = Workflow("pairs", idempotent=True)
+
+
+@pairs.node(for_each={"n": "numbers"})
+async def draw(n: int, ctx: Context) -> float:
+    """Something that comes out differently each time."""
+    value = random.random()
+    leave(f"{ctx.path} {value}")
+    return value
+
+
+@pairs.node(for_each={"value": "draw"})
+async def keep(value: float, ctx: Context) -> float:
+    leave(f"{ctx.path} {value}")
+    if ctx.index == 2 and ctx.attempt == 1:
+        await asyncio.sleep(60)
+    return value
+
+
+many = Workflow("many", idempotent=True)
+
+
+@many.node(for_each={"n": "numbers"}, concurrency=8)
+async def slowly(n: int, ctx: Context) -> str:
+    leave(ctx.path)
+    await asyncio.sleep(0.02)
+    return f"item {n}"
+
+
+# -- time -----------------------------------------------------------------------------------------------
+
+hopeless = Workflow("hopeless", idempotent=True)
+
+
+@hopeless.node(retry=Retry(3, delay=0.2, backoff=1, jitter=0))
+async def attempt(ctx: Context) -> None:
+    leave(f"{ctx.attempt} {time.monotonic()}")
+    raise ConnectionError("it never works")
+
+
+patient = Workflow("patient", idempotent=True)
+
+
+async def pause(ctx: Context) -> str:
+    leave(f"{ctx.path} {os.getpid()}")
+    await asyncio.sleep(0.15)
+    return ctx.path
+
+
+for _node, _above in (("a", ()), ("b", ("a",)), ("c", ("b",)), ("d", ("c",))):
+    patient.node(id=_node, depends_on=_above)(pause)

@@ -1,6 +1,7 @@
 """Functions in worker processes: as exact as threads, and a body can be killed."""
 
 import asyncio
+import atexit
 import contextlib
 import fcntl
 import functools
@@ -439,7 +440,8 @@ async def test_an_exception_that_cannot_travel_is_told_in_full(
         await processes.run(call(fail, kind))
     assert (caught.value.type_name, caught.value.message) == (name, message)
     assert "in fail" in caught.value.traceback
-    assert describe_error(caught.value) == {"type": name, "message": message, "traceback": caught.value.traceback}
+    told = {"type": name, "message": message, "traceback": caught.value.traceback}
+    assert describe_error(caught.value) == told
     assert await processes.run(call(add, 1)) == 2
 
 
@@ -609,6 +611,17 @@ async def test_close_leaves_no_process_no_file_and_no_warning(processes: Process
         gc.collect()
     assert set(multiprocessing.active_children()) == children
     assert len(os.listdir("/proc/self/fd")) == files  # noqa: PTH208
+
+
+def write_at_exit(path: str) -> None:
+    atexit.register(Path(path).write_text, "left in good order")
+
+
+async def test_idle_workers_leave_in_good_order(tmp_path: Path) -> None:
+    executor = ProcessExecutor(1)
+    await executor.run(call(write_at_exit, str(tmp_path / "file")))
+    await executor.close()
+    assert (tmp_path / "file").read_text() == "left in good order"
 
 
 async def test_close_ends_running_bodies(tmp_path: Path) -> None:

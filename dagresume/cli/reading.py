@@ -1,0 +1,278 @@
+"""`dagresume list`, `show`, `logs` and `cancel`: commands that need no code."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+import typer
+
+from dagresume import words
+from dagresume.cli.command import DEFAULT_DB, REFUSED, Command, Db, Debug, Here, Json, Problem, RunId, commands
+from dagresume.cli.engines import opened, resolve, work
+from dagresume.cli.screen import clean, line, print_json, rows, say, warn
+from dagresume.cli.summary import as_failure, as_run, place_of, print_failures, print_next, status_line
+from dagresume.clock import to_datetime
+from dagresume.engine import NodeInfo, RunInfo
+from dagresume.events import RunStatus
+from dagresume.store import LogLine
+
+__all__ = ["group"]
+
+group = commands()
+ORDER: Final = ("completed", "running", "waiting", "failed", "interrupted", "cancelled", "skipped", "pending")
+TRACEBACKS: Final = 3
+
+
+@group.command("list", cls=Command)
+def list_(
+    status: Annotated[
+        list[str] | None, typer.Option("--status", help="Only runs of this status. May be repeated.")
+    ] = None,
+    workflow: Annotated[str | None, typer.Option("--workflow", help="Only runs of this workflow.")] = None,
+    key: Annotated[str | None, typer.Option("--key", help="Only runs with this key.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="At most so many.")] = 50,
+    db: Db = DEFAULT_DB,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List the runs, newest first."""
+    wanted = [_status(word) for word in status or ()] or None
+
+    async def ask() -> list[RunInfo]:
+        async with opened(db) as engine:
+            return await engine.runs(workflow=workflow, status=wanted, key=key, limit=limit)
+
+    found = work(ask)
+    if as_json:
+        print_json(list(map(as_run, found)))
+        return
+    if not found:
+        say("No such runs." if status or workflow or key else f"No runs in {clean(db)}.")
+        return
+    cells = (
+        (
+            info.run_id,
+            info.workflow,
+            info.key or "",
+            info.status,
+            words.local_time(info.created_at),
+            words.duration((info.updated_at - info.created_at).total_seconds()),
+            words.run_reason(info.reason),
+        )
+        for info in found
+    )
+    rows(("run", "workflow", "key", "status", "created", "lasted", "because"), cells, styled=3)
+    if len(found) == limit:
+        warn(f"only the newest {limit}; more with --limit")
+
+
+def _status(word: str) -> str:
+    try:
+        return RunStatus(word.strip().lower())
+    except ValueError:
+        raise Problem(f"--status {word!r}: a run is one of {', '.join(RunStatus)}") from None
+
+
+# -- one run --------------------------------------------------------------------------------------------
+
+
+@group.command("show", cls=Command)
+def show(
+    run: RunId,
+    items: Annotated[bool, typer.Option("--items", help="One line for each item of a map.")] = False,
+    db: Db = DEFAULT_DB,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show one run: the state of each node, and what failed."""
+
+    async def ask() -> RunInfo:
+        async with opened(db) as engine:
+            return await engine.get(await resolve(engine, run, db))
+
+    info = work(ask)
+    if as_json:
+        nodes = info.nodes.values() if items else _nodes(info)
+        failures = {path: as_failure(failure) for path, failure in info.failures.items()}
+        print_json(as_run(info) | {"nodes": [_as_node(node, info) for node in nodes], "failures": failures})
+        return
+    here = Here(db)
+    say(*status_line(info.run_id, info.workflow, info.status, info.reason))
+    say(f"  {_header(info)}")
+    say("")
+    _print_nodes(info, items=items)
+    if info.failures:
+        say("")
+        print_failures(info.failures, here, info.run_id)
+        _print_tracebacks(info)
+    print_next(info.run_id, info.status, info.reason, here)
+
+
+def _header(info: RunInfo) -> str:
+    lasted = ((info.finished_at or info.updated_at) - info.created_at).total_seconds()
+    parts = [
+        f"version {info.version}",
+        f"key {info.key}" if info.key is not None else "",
+        f"created {words.local_time(info.created_at)}",
+        f"lasted {words.duration(lasted)}" if info.owner is None else f"driven by {info.owner}",
+    ]
+    return clean(" · ".join(filter(None, parts)))
+
+
+def _print_nodes(info: RunInfo, *, items: bool) -> None:
+    counts = _counts(info)
+    shown = info.nodes.values() if items else _nodes(info)
+    cells = [
+        (
+            node.path,
+            node.status,
+            str(node.attempt) if node.attempt and node.path not in counts else "",
+            words.duration(node.seconds),
+            _why(node, counts.get(node.path)),
+        )
+        for node in shown
+    ]
+    rows(("path", "status", "attempt", "took", "why"), cells, styled=1)
+
+
+def _why(node: NodeInfo, items: Mapping[str, int] | None) -> str:
+    told = f"{node.failure.type}: {line(node.failure.message, 100)}" if node.failure and node.failure.type else ""
+    reason = "upstream_failed" if node.status == "upstream_failed" else node.reason
+    if items is not None:
+        in_words = ", ".join(f"{items[status]:,} {status}" for status in ORDER if items.get(status))
+        return f"{words.counted(sum(items.values()), 'item')}: {in_words}"
+    return told or words.node_reason(reason)
+
+
+def _counts(info: RunInfo) -> dict[str, Counter[str]]:
+    """Give for each map how many of its items have which status."""
+    found: dict[str, Counter[str]] = {}
+    for node in info.nodes.values():
+        if node.path.endswith("]"):
+            found.setdefault(node.path[: node.path.rindex("[")], Counter())[node.status] += 1
+    return found
+
+
+def _nodes(info: RunInfo) -> Iterator[NodeInfo]:
+    return (node for node in info.nodes.values() if not node.path.endswith("]"))
+
+
+def _print_tracebacks(info: RunInfo) -> None:
+    """Print where the failures happened, each place once."""
+    places = {place_of(f): f for f in reversed(info.failures.values()) if f.traceback}
+    for failure in list(reversed(places.values()))[:TRACEBACKS]:
+        say("")
+        say((f"{clean(failure.path)}, attempt {failure.attempt}:", "bold"))
+        for text in clean(failure.traceback, lines=True).rstrip().splitlines():
+            say((f"  {text}", "dim"))
+
+
+def _as_node(node: NodeInfo, info: RunInfo) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "path": node.path,
+        "status": node.status,
+        "reason": node.reason,
+        "attempt": node.attempt,
+        "at": node.at,
+        "seconds": node.seconds,
+    }
+    if node.failure is not None:
+        found["failure"] = as_failure(node.failure)
+    counts = _counts_of(node.path, info)
+    return found | ({"items": counts} if counts else {})
+
+
+def _counts_of(path: str, info: RunInfo) -> dict[str, int]:
+    return dict(_counts(info).get(path, {}))
+
+
+# -- cancel and logs ------------------------------------------------------------------------------------
+
+
+@group.command("cancel", cls=Command)
+def cancel(
+    run: RunId,
+    by: Annotated[str, typer.Option("--by", metavar="NAME", help="Who cancels it; kept with the run.")] = "",
+    db: Db = DEFAULT_DB,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Cancel a run; it never resumes by itself after that."""
+
+    async def ask() -> tuple[RunInfo, RunInfo]:
+        async with opened(db) as engine:
+            run_id = await resolve(engine, run, db)
+            before = await engine.get(run_id)
+            if not before.status.final:
+                await engine.cancel(run_id, by)
+            after = await engine.get(run_id)
+            for _ in range(20 if after.owner else 0):  # the process that drives it looks four times a second
+                await asyncio.sleep(0.25)
+                after = await engine.get(run_id)
+                if after.owner is None:
+                    break
+            return before, after
+
+    before, after = work(ask)
+    if as_json:
+        print_json(as_run(after))
+    if before.status.final and before.status is not RunStatus.CANCELLED:
+        raise Problem(f"run {before.run_id} is {before.status} already; there is nothing to cancel", REFUSED)
+    if as_json:
+        return
+    if before.status is RunStatus.CANCELLED:
+        say(f"run {after.run_id} was cancelled before; nothing was changed")
+    elif after.status is RunStatus.CANCELLED:
+        say(*status_line(after.run_id, after.workflow, after.status, None))
+        print_next(after.run_id, after.status, None, Here(db))
+    else:
+        say(f"run {after.run_id}: asked {after.owner or 'its process'} to cancel it; it is {after.status} still")
+
+
+@group.command("logs", cls=Command)
+def logs(
+    run: RunId,
+    db: Db = DEFAULT_DB,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Print what the nodes of a run logged."""
+
+    async def ask() -> list[LogLine]:
+        async with opened(db) as engine:
+            run_id = await resolve(engine, run, db)
+            await engine.get(run_id)  # an unknown run is an error
+            return [one async for one in engine.logs(run_id)]
+
+    found = work(ask)
+    if as_json:
+        print_json(list(map(_as_line, found)))
+        return
+    for text in _log_lines(found):
+        say(*text)
+
+
+_LEVELS: Final = {"warning": "yellow", "error": "bold red", "debug": "dim"}
+
+
+def _log_lines(found: Iterable[LogLine]) -> Iterator[list[str | tuple[str, str]]]:
+    for one in found:
+        who = "" if one.path is None else f"{clean(one.path)}"
+        again = f" (attempt {one.attempt})" if (one.attempt or 1) > 1 else ""
+        level = f"{one.level:<7}"
+        yield [
+            (words.local_time(_at(one)), "dim"),
+            " ",
+            (level, _LEVELS.get(one.level, "")),
+            f" {who}{again}: {clean(one.line)}",
+        ]
+
+
+def _as_line(one: LogLine) -> dict[str, Any]:
+    return {"path": one.path, "attempt": one.attempt, "at": _at(one), "level": one.level, "line": one.line}
+
+
+def _at(one: LogLine) -> datetime:
+    return to_datetime(one.at)
