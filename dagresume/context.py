@@ -63,9 +63,9 @@ def _line(message: object, values: Mapping[str, Any]) -> str:
 class Context:
     """What one attempt knows about itself.
 
-    `run_id`, `workflow`, `node` (its id), `path` (`score[17]`), `index` (the item's position in a map, else None),
-    `attempt` (from 1, never reset), `idempotency_key` (the same for every attempt and process of this path), `skipped`
-    (ids of parents that were skipped), `failures` (id of parent → NodeFailure), `log`.
+    `run_id`, `workflow`, `node` (its id), `path` (`score[17]`), `index` (the item's position in a map, else
+    None), `attempt` (from 1, never reset), `idempotency_key` (the same for every attempt and process of this
+    path), `skipped` (ids of parents that were skipped), `failures` (id of parent → NodeFailure), `log`.
     """
 
     __slots__ = (
@@ -104,7 +104,9 @@ class Context:
 
     @property
     def idempotency_key(self) -> str:
-        """A uuid for the outside world to recognise a repetition by; changes only when a completed path is run again."""
+        """A uuid for the outside world to recognise a repetition by; changes only when a completed path is
+        run again.
+        """
         return idempotency_key(self.run_id, self.path, self._generation)
 
     def usage(self, *, tokens_in: int = 0, tokens_out: int = 0, cost: float = 0.0) -> None:

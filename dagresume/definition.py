@@ -484,7 +484,8 @@ def _constant(value: object) -> str:
 def describe(graph: Graph) -> Definition:
     """Give a checked graph as it is stored: nodes, edges and options as JSON, and their hash.
 
-    No code, no captured value and no node's `version=` is in it: those are told from code hashes and fingerprints.
+    No code, no captured value and no node's `version=` is in it: those are told from code hashes and
+    fingerprints.
     """
     nodes = [_described(graph, i) for i in range(len(graph))]
     options = {
@@ -498,13 +499,20 @@ def describe(graph: Graph) -> Definition:
 
 
 def identity(text: str) -> bytes:
-    """Give the definition hash of a stored definition (16 bytes): all of it but where the functions come from."""
+    """Give the definition hash of a stored definition (16 bytes): all of it but where the functions come
+    from.
+    """
     return _identity(json.loads(text))
 
 
 def _identity(told: Mapping[str, Any]) -> bytes:
-    nodes = [{option: value for option, value in node.items() if option != "function"} for node in told["nodes"]]
+    nodes = [
+        {option: value for option, value in node.items() if option != "function"} for node in told["nodes"]
+    ]
     return hashlib.sha256(json.dumps({**told, "nodes": nodes}, sort_keys=True).encode()).digest()[:16]
+
+
+_RETRY = ("attempts", "delay", "backoff", "max_delay", "jitter", "give_up_after")
 
 
 def _described(graph: Graph, i: int) -> dict[str, Any]:
@@ -522,11 +530,9 @@ def _described(graph: Graph, i: int) -> dict[str, Any]:
     told["idempotent"] = graph.idempotent if node.idempotent is None else node.idempotent
     retry = node.retry or graph.retry
     if retry != Retry():
-        told["retry"] = {
-            "attempts": retry.attempts, "delay": retry.delay, "backoff": retry.backoff, "max_delay": retry.max_delay,
-            "jitter": retry.jitter, "retry_on": [kind.__qualname__ for kind in retry.retry_on],
-            "never": [kind.__qualname__ for kind in retry.never], "give_up_after": retry.give_up_after,
-        }  # fmt: skip
+        told["retry"] = {name: getattr(retry, name) for name in _RETRY} | {
+            name: [kind.__qualname__ for kind in getattr(retry, name)] for name in ("retry_on", "never")
+        }
     for option in ("concurrency", "tolerate", "timeout", "limit", "executor"):
         if getattr(node, option) is not None:
             told[option] = getattr(node, option)
@@ -541,14 +547,14 @@ def _described(graph: Graph, i: int) -> dict[str, Any]:
 
 def _source_told(graph: Graph, source: Source) -> str:
     if source.kind == "parent":
-        return f"node {graph.ids[source.index]}"
+        return f"node {graph.ids[source.place]}"
     if source.kind == "input":
         return f"input {source.name}"
     return source.kind
 
 
 def differences(before: str, after: str) -> list[str]:
-    """Give what differs between two stored definitions, in words: nodes added and removed, options changed."""
+    """Give what differs between two stored definitions, in words: nodes added, removed, options changed."""
     old, new = json.loads(before), json.loads(after)
     found = []
     if old["version"] != new["version"]:

@@ -68,6 +68,7 @@ from dagresume.events import (
     status_of,
 )
 from dagresume.executor import Executor, LoopExecutor, ProcessExecutor, ThreadExecutor
+from dagresume.jobs import Services
 from dagresume.journal import Journal
 from dagresume.lease import Lease
 from dagresume.observe import failure_of
@@ -75,7 +76,6 @@ from dagresume.planner import Decision, Vertex, plan, uncertain_paths, vertices
 from dagresume.policy import Join, Limit, NodeFailure, join
 from dagresume.pool import Pool
 from dagresume.results import Cell, Lazily, Outputs, RunResult, Stats, Stored
-from dagresume.jobs import Services
 from dagresume.scheduler import Run, start_ready
 from dagresume.scopes import item_failure
 from dagresume.sessions import this_session
@@ -106,7 +106,9 @@ POLL: Final = 0.25  # seconds between two looks for letters from other processes
 
 
 class Program:
-    """A workflow as one engine runs it: checked, numbered, described; made once for each state of its declaration."""
+    """A workflow as one engine runs it: checked, numbered, described; made once for each state of its
+    declaration.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -136,7 +138,9 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """The state of one path: `status`, why (`reason`), how often it was tried, when that changed, how long it took."""
+    """The state of one path: `status`, why (`reason`), how often it was tried, when that changed, how long it
+    took.
+    """
 
     path: str
     status: NodeStatus
@@ -149,7 +153,9 @@ class NodeInfo:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """A run as the store has it. `nodes` (path → NodeInfo) only from `Engine.get`. Times are aware UTC datetimes."""
+    """A run as the store has it. `nodes` (path → NodeInfo) only from `Engine.get`. Times are aware UTC
+    datetimes.
+    """
 
     run_id: str
     workflow: str
@@ -181,7 +187,9 @@ class RunHandle:
         return self._task.done()
 
     async def result(self, *, raise_on_failure: bool = True) -> RunResult:
-        """Wait for the run and give its result; raises as `Engine.run` does. A cancelled caller leaves the run alone."""
+        """Wait for the run and give its result; raises as `Engine.run` does. A cancelled caller leaves the
+        run alone.
+        """
         await asyncio.wait([self._task])
         result = self._task.result()
         if raise_on_failure:
@@ -196,11 +204,12 @@ class RunHandle:
 class Engine:
     """Runs workflows on one store.
 
-    `url`: a path or `sqlite:///path` (made if it is not there), or `":memory:"`. `workflows`: those that stored runs may
-    be of. `limits`: what nodes name with `limit=`. `concurrency`: attempts alive at once, over all runs. `synchronous`:
-    "full" survives power loss, "normal" the death of the process. Outputs over `spill_bytes` go to files beside the
-    database. `grace_seconds`: what bodies under way are given when the engine is left. `fail_fast`: the first failure
-    cancels the other branches. `debug`: notice nodes that change what they share.
+    `url`: a path or `sqlite:///path` (made if it is not there), or `":memory:"`. `workflows`: those that
+    stored runs may be of. `limits`: what nodes name with `limit=`. `concurrency`: attempts alive at once,
+    over all runs. `synchronous`: "full" survives power loss, "normal" the death of the process. Outputs over
+    `spill_bytes` go to files beside the database. `grace_seconds`: what bodies under way are given when the
+    engine is left. `fail_fast`: the first failure cancels the other branches. `debug`: notice nodes that
+    change what they share.
 
     Use it as an async context manager.
     """
@@ -329,12 +338,14 @@ class Engine:
         wait: Wait = "timers",
         raise_on_failure: bool = True,
     ) -> RunResult:
-        """Run a workflow and give its result; with a `key`, start its run, resume it, or give what it completed with.
+        """Run a workflow and give its result; with a `key`, start its run, resume it, or give what it
+        completed with.
 
-        By the newest run of (workflow, key): none, cancelled or rolled back, or `fresh=True`: a new run. Alive:
-        AlreadyRunning. Failed, interrupted, waiting: it is resumed. Completed: its stored result, nothing executed, unless it
-        is older than `window` seconds. Raises RunFailed, RunCancelled, RunInterrupted unless `raise_on_failure=False`;
-        InputsChanged, VersionMismatch and UncertainNode where going on needs a person's word.
+        By the newest run of (workflow, key): none, cancelled or rolled back, or `fresh=True`: a new run.
+        Alive: AlreadyRunning. Failed, interrupted, waiting: it is resumed. Completed: its stored result,
+        nothing executed, unless it is older than `window` seconds. Raises RunFailed, RunCancelled,
+        RunInterrupted unless `raise_on_failure=False`; InputsChanged, VersionMismatch and UncertainNode where
+        going on needs a person's word.
         """
         found = await self._begin(wf, inputs, key, window, fresh)
         result = found if isinstance(found, RunResult) else await self._attend(found)
@@ -374,9 +385,9 @@ class Engine:
     ) -> RunResult:
         """Run what is missing of a run: failed, cut-off and never-started paths, and what lies below them.
 
-        `force`: take the present definition although it is not the one the run was started with. Raises UncertainNode,
-        VersionMismatch, RunLocked, WorkflowNotRegistered where that needs a person's word. A completed run gives its stored
-        result; a cancelled one raises RunCancelled.
+        `force`: take the present definition although it is not the one the run was started with. Raises
+        UncertainNode, VersionMismatch, RunLocked, WorkflowNotRegistered where that needs a person's word. A
+        completed run gives its stored result; a cancelled one raises RunCancelled.
         """
         return await self._go_on(run_id, force=force, raise_on_failure=raise_on_failure)
 
@@ -391,8 +402,9 @@ class Engine:
     ) -> RunResult:
         """Run again, on a person's word, with a fresh retry budget.
 
-        Without `from_node`: everything failed, interrupted, uncertain or held. With it: that path and all its descendants,
-        non-idempotent ones too; what encloses it is evaluated again. Reopens a completed or cancelled run.
+        Without `from_node`: everything failed, interrupted, uncertain or held. With it: that path and all its
+        descendants, non-idempotent ones too; what encloses it is evaluated again. Reopens a completed or
+        cancelled run.
         """
         asked = "" if from_node is None else from_node
         return await self._go_on(run_id, force=force, retry=asked, raise_on_failure=raise_on_failure)
@@ -563,7 +575,10 @@ class Engine:
         if row.status == RunStatus.COMPLETED:
             return self._stored_result(loaded)
         self._check_definition(loaded, program, force=False)
-        return await self._claim(loaded, program, snapshot, stored, None)
+        try:
+            return await self._claim(loaded, program, snapshot, stored, None)
+        except RunLocked as locked:
+            raise AlreadyRunning(locked.run_id, locked.holder, locked.since) from None
 
     async def _go_on(
         self,
@@ -603,7 +618,9 @@ class Engine:
         retry: str | None,
         changed: bool = False,
     ) -> Run | None:
-        """Take a run over and decide all that can be decided, in one commit; None if it was written to meanwhile."""
+        """Take a run over and decide all that can be decided, in one commit; None if it was written to
+        meanwhile.
+        """
         run_id, now = loaded.row.run_id, self._clock.now()
         if retry is None:
             doubtful = uncertain_paths(program.by_id, snapshot)
@@ -696,7 +713,9 @@ class Engine:
         return self._live_result(run)
 
     async def _until_ended(self, run: Run) -> None:
-        """Wait for the end of a run; bodies that ignore their cancellation are left behind after the grace time."""
+        """Wait for the end of a run; bodies that ignore their cancellation are left behind after the grace
+        time.
+        """
         while not run.ended.done():
             bound = None if run.stopping is None else self._grace + 1.0
             await asyncio.wait([run.ended], timeout=bound if bound is not None else POLL)
@@ -840,7 +859,9 @@ class Engine:
         return await anyio.to_thread.run_sync(self._blobs.write, run_id, text)
 
     async def _fetch(self, run_id: str, cells: Sequence[Stored]) -> list[str]:
-        """Give packed outputs from the store and from blobs, their digests checked; CheckpointLost names the path."""
+        """Give packed outputs from the store and from blobs, their digests checked; CheckpointLost names the
+        path.
+        """
         texts = await self._store.output([cell.seq for cell in cells if cell.blob is None])
         if any(cell.blob is not None for cell in cells):
             return await anyio.to_thread.run_sync(self._put_together, run_id, cells, texts)
@@ -1000,7 +1021,9 @@ def _info(row: RunRow, holder: Holder | None, loaded: Loaded | None = None) -> R
 
 
 def _nodes(loaded: Loaded, *, live: bool) -> dict[str, NodeInfo]:
-    """Give the state of every path that has one, and of the nodes that have none yet; definition order, items after."""
+    """Give the state of every path that has one, and of the nodes that have none yet; definition order, items
+    after.
+    """
     snapshot = Snapshot(loaded.records)
     graph = json.loads(loaded.graph)
     of: dict[str, list[str]] = {}
@@ -1054,14 +1077,15 @@ def _node(record: Record, *, live: bool) -> NodeInfo:
 def _only_unhandled(
     failures: Mapping[str, NodeFailure], nodes: Mapping[str, NodeInfo], loaded: Loaded | None
 ) -> dict[str, NodeFailure]:
-    """Leave out maps (their items say more), what was tolerated, and what a child that runs on failures dealt with."""
+    """Leave out maps (their items say more), what was tolerated, and what a child that runs on failures dealt
+    with.
+    """
     if loaded is None or not failures:
         return {}
     graph = {node["id"]: node for node in json.loads(loaded.graph)["nodes"]}
-    dealt = {
-        parent for node in graph.values() if node.get("trigger") == "any_failed"
-        and node["id"] in nodes and nodes[node["id"]].status is NodeStatus.COMPLETED for parent in node["parents"]
-    }  # fmt: skip
+    completed = {id_ for id_ in graph if id_ in nodes and nodes[id_].status is NodeStatus.COMPLETED}
+    handlers = [graph[id_] for id_ in completed if graph[id_].get("trigger") == "any_failed"]
+    dealt = {parent for node in handlers for parent in node["parents"]}
     kept = {}
     for path, failure in failures.items():
         node, index = segments(path)[0]
@@ -1165,9 +1189,18 @@ async def _unbroken_future(future: asyncio.Future[T]) -> T:
     return future.result()
 
 
-_ENGINE_OPTIONS: Final = (
-    "workflows limits concurrency synchronous spill_bytes lease_seconds grace_seconds fail_fast adopt debug"
-).split()
+_ENGINE_OPTIONS: Final = [
+    "workflows",
+    "limits",
+    "concurrency",
+    "synchronous",
+    "spill_bytes",
+    "lease_seconds",
+    "grace_seconds",
+    "fail_fast",
+    "adopt",
+    "debug",
+]
 
 
 def run_sync(
@@ -1175,8 +1208,8 @@ def run_sync(
 ) -> RunResult:
     """Run a workflow from code that is not async, and give its result.
 
-    `options` are those of `Engine` and of `Engine.run`. Inside a running event loop it works in a thread with a loop of
-    its own. In the main thread SIGINT and SIGTERM interrupt the run, so that it can be resumed.
+    `options` are those of `Engine` and of `Engine.run`. Inside a running event loop it works in a thread with
+    a loop of its own. In the main thread SIGINT and SIGTERM interrupt the run, so that it can be resumed.
     """
     settings = {name: options.pop(name) for name in _ENGINE_OPTIONS if name in options}
 
@@ -1208,7 +1241,9 @@ def run_sync(
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let SIGTERM end the run as Ctrl-C does: cancelled, written as interrupted, and raised as KeyboardInterrupt."""
+    """Let SIGTERM end the run as Ctrl-C does: cancelled, written as interrupted, and raised as
+    KeyboardInterrupt.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

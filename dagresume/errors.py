@@ -174,7 +174,7 @@ class RunInterrupted(DagresumeError):
     def __init__(self, run_id: str, reason: str, detail: str = "") -> None:
         self.run_id, self.reason = run_id, reason
         super().__init__(
-            f"run {run_id} was interrupted ({reason}){f': {detail}' if detail else ''}. Finished work is kept:"
+            f"run {run_id} was interrupted ({reason}){detail and f': {detail}'}. Finished work is kept:"
             f" `dagresume resume {run_id}` goes on."
         )
 
@@ -191,7 +191,9 @@ class NoOutput(DagresumeError, KeyError):
 
 
 class OutputNotSerializable(DagresumeError):
-    """A value cannot be stored without loss; `.node`, `.place` (`$.items[3].when`), `.type_name`, `.reason`."""
+    """A value cannot be stored without loss; `.node`, `.place` (`$.items[3].when`), `.type_name`,
+    `.reason`.
+    """
 
     def __init__(self, node: str | None, place: str, type_name: str, reason: str) -> None:
         self.node, self.place, self.type_name, self.reason = node, place, type_name, reason
@@ -325,7 +327,8 @@ class VersionMismatch(RecoveryRefused):
     def __init__(self, run_id: str, workflow: str, differences: Sequence[str]) -> None:
         self.run_id, self.workflow, self.differences = run_id, workflow, tuple(differences)
         super().__init__(
-            f"run {run_id}: the definition of {workflow!r} changed since it started: {'; '.join(differences)}."
+            f"run {run_id}: the definition of {workflow!r} changed since it started:"
+            f" {'; '.join(differences)}."
             f" Go on with the new one: `dagresume resume {run_id} --force`, declare a migration (wf.migrate),"
             " or run the version it was started with."
         )

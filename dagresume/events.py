@@ -1,7 +1,8 @@
 """What happens to a run, as immutable records, and what they mean together: the fold.
 
-A `Record` is one row of the journal. `Snapshot.apply` is the only state machine: for every path the last record with a
-status wins, in Python here and in SQL in the views. Paths follow the grammar `id([n])?(/id([n])?)*`.
+A `Record` is one row of the journal. `Snapshot.apply` is the only state machine: for every path the last
+record with a status wins, in Python here and in SQL in the views. Paths follow the grammar
+`id([n])?(/id([n])?)*`.
 """
 
 from __future__ import annotations
@@ -9,13 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from dagresume.clock import to_datetime
-
-if TYPE_CHECKING:
-    from datetime import datetime
 
 __all__ = ["Event", "NodeStatus", "Record", "RunStatus", "Snapshot", "projection", "segments", "status_of"]
 
@@ -60,9 +59,10 @@ class NodeStatus(StrEnum):
 class Record(NamedTuple):
     """One row of the journal, in the order of its columns. What is not known is None.
 
-    `status` is R5's word (pending, running, success, failed, skipped) if the record changes the state of its path.
-    `at` is microseconds UTC, `took` microseconds, `size` bytes of the packed output, `input` the fingerprint of what the
-    path received and `digest` that of its output (16 bytes each), `data` small JSON, `output` the packed output.
+    `status` is R5's word (pending, running, success, failed, skipped) if the record changes the state of its
+    path. `at` is microseconds UTC, `took` microseconds, `size` bytes of the packed output, `input` the
+    fingerprint of what the path received and `digest` that of its output (16 bytes each), `data` small JSON,
+    `output` the packed output.
     """
 
     kind: str
@@ -127,7 +127,9 @@ _RUN_STATUS: Final[Mapping[str, RunStatus]] = {
     RUN_INTERRUPTED: RunStatus.INTERRUPTED,
     RUN_CANCELLED: RunStatus.CANCELLED,
 }
-MOVED: Final = "moved"  # reason: an item stands at another place of its list now; its output stays where it was
+MOVED: Final = (
+    "moved"  # reason: an item stands at another place of its list now; its output stays where it was
+)
 RETRY: Final = "retry"  # reason of a failed attempt that is tried again by itself at data.retry_at
 
 
@@ -162,8 +164,8 @@ def run_record(kind: str, at: int, reason: str | None = None, **facts: Any) -> R
 def projection(record: Record) -> dict[str, Any] | None:
     """Give the columns of the run's row that this record sets; None if it sets none.
 
-    The row of a run is a projection of its journal: the store applies this in the transaction that holds the record, and
-    can rebuild the row from the records alone.
+    The row of a run is a projection of its journal: the store applies this in the transaction that holds the
+    record, and can rebuild the row from the records alone.
     """
     status = _RUN_STATUS.get(record.kind)
     if status is None:
@@ -185,7 +187,9 @@ def releases(record: Record) -> bool:
 
 
 class Event(NamedTuple):
-    """One immutable thing that happened to a run, as the public API shows it. `at` is an aware UTC datetime."""
+    """One immutable thing that happened to a run, as the public API shows it. `at` is an aware UTC
+    datetime.
+    """
 
     seq: int
     run_id: str
@@ -255,8 +259,9 @@ def enclosing(path: str) -> list[str]:
 class Snapshot:
     """The state of one run: the fold of its records, in order.
 
-    `paths` holds the last record with a status of every path that has one. `generations` counts how often a completed
-    path was reset; `before` the attempts a path had used up when a person last gave a fresh retry budget.
+    `paths` holds the last record with a status of every path that has one. `generations` counts how often a
+    completed path was reset; `before` the attempts a path had used up when a person last gave a fresh retry
+    budget.
     """
 
     __slots__ = (
@@ -264,6 +269,7 @@ class Snapshot:
         "cancel_by",
         "claims",
         "codes",
+        "counts",
         "fresh_seq",
         "generations",
         "last_seq",
@@ -280,6 +286,7 @@ class Snapshot:
         self.generations: dict[str, int] = {}
         self.before: dict[str, int] = {}
         self.codes: dict[str, str] = {}
+        self.counts: dict[str, int] = {}
         self.status = RunStatus.PENDING
         self.reason: str | None = None
         self.status_at = self.started_at = 0
@@ -314,6 +321,8 @@ class Snapshot:
                 self.generations[path] = self.generations.get(path, 0) + 1
             if path not in self.before and (previous.seq or 0) < self.fresh_seq:
                 self.before[path] = previous.attempt or 0
+        if record.kind == STARTED and record.data is not None:
+            self.counts[path] = record.facts.get("count", 0)
         self.paths[path] = record
 
     def _apply_to_run(self, record: Record) -> None:

@@ -1,4 +1,6 @@
-"""What the scheduler moves about: paths that are to run, lists that maps run over, units on their way into the store."""
+"""What the scheduler moves about: paths that are to run, lists that maps run over, units on their way into
+the store.
+"""
 
 from __future__ import annotations
 
@@ -191,7 +193,7 @@ class Step(Entry):
         self.opens: list[Source] = []  # ready as soon as it is durable
         self.arrivals: list[tuple[Any, int]] = []  # items of chained maps, likewise
         self.ends: ev.RunStatus | None = None
-        self.timed = False  # holds a checkpoint that is waited for
+        self.timed = self.concludes = False  # timed: holds a checkpoint that is waited for
 
     def delivered(self, outcome: Outcome) -> None:
         self.run.delivered(self, outcome)
@@ -220,9 +222,11 @@ class Opening(Step):
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One path that is to run, its next attempt. The far end of its context's channel; a source of the pool, of itself.
+    """One path that is to run, its next attempt. The far end of its context's channel; a source of the pool,
+    of itself.
 
-    `tries` counts against the retry budget, `attempt` is never reset. `again`: a pure node that is made again.
+    `tries` counts against the retry budget, `attempt` is never reset. `again`: a pure node that is made
+    again.
     """
 
     run: Any

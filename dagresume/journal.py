@@ -1,7 +1,7 @@
 """Group commit: whatever waits is made durable in one transaction, then its writers are told, in order.
 
-Everybody appends without waiting; one task takes what has gathered and commits it. There is no artificial delay. A unit that
-could not be written poisons its run: what that run has queued behind it is refused too.
+Everybody appends without waiting; one task takes what has gathered and commits it. There is no artificial
+delay. A unit that could not be written poisons its run: what that run has queued behind it is refused too.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from typing import Final, Protocol
 
 from dagresume.clock import Clock
 from dagresume.events import Record
-from dagresume.store import Outcome, Owned, Refused, SqlFailed, Store, StoreFailed, Unit
+from dagresume.store import Outcome, Owned, Refused, Store, StoreFailed, Unit
 
 __all__ = ["Entry", "Journal", "Late", "Writer"]
 
 MAX_ROWS: Final = 256
 """Rows a transaction takes at most; more of them raise the latency and do not gain throughput."""
 RIDE_AFTER: Final = 0.005
-"""Seconds after which a start record that nobody waits for may ride with what is committed: tiny nodes cost one row."""
+"""Seconds after which a start record that nobody waits for may ride with what is committed: tiny nodes cost
+one row.
+"""
 ALONE_AFTER: Final = 0.2
 """Seconds after which it is committed by itself, so that long nodes are seen as running."""
 
@@ -43,12 +45,17 @@ class Late(Protocol):
 
 
 class Entry(Unit):
-    """A unit on its way into the store. `delivered` is called once, in the order of the appends."""
+    """A unit on its way into the store. `delivered` is called once, in the order of the appends.
 
-    __slots__ = ("appended", "run")
+    `concludes`: it says that a map or the run has completed, so it must not be written with a unit of the
+    same run that may yet fail: a completed run without a hole.
+    """
+
+    __slots__ = ("appended", "concludes", "run")
 
     appended: float
     run: Writer | None
+    concludes: bool
 
     def delivered(self, outcome: Outcome) -> None:
         """Learn what became of it. Runs on the loop, must not block."""
@@ -62,7 +69,7 @@ class _Awaited(Entry):
 
     def __init__(self, unit: Unit, done: asyncio.Future[Outcome]) -> None:
         super().__init__(unit.guard, unit.records, unit.definition, unit.logs, unit.sql)
-        self.run, self.done = None, done
+        self.run, self.done, self.concludes = None, done, False
 
     def delivered(self, outcome: Outcome) -> None:
         if not self.done.done():
@@ -70,13 +77,15 @@ class _Awaited(Entry):
 
 
 class _Starts(Entry):
-    """Start records that nobody waits for; if they cannot be written, the completions that follow will say so."""
+    """Start records that nobody waits for; if they cannot be written, the completions that follow will say
+    so.
+    """
 
     __slots__ = ()
 
     def __init__(self, run: Writer, records: list[Record]) -> None:
         super().__init__(run.owned, records)
-        self.run = run
+        self.run, self.concludes = run, False
 
     def delivered(self, outcome: Outcome) -> None:
         return
@@ -102,7 +111,8 @@ class Journal:
     def append(self, entry: Entry, *, quietly: bool = False) -> None:
         """Hand over a unit; its `delivered` is called when its fate is known.
 
-        `quietly`: nothing waits for it, so it goes with the next one that something waits for, or after a while.
+        `quietly`: nothing waits for it, so it goes with the next one that something waits for, or after a
+        while.
         """
         entry.appended = self._clock.monotonic()
         self._queue.append(entry)
@@ -136,7 +146,7 @@ class Journal:
     # -- the writer -----------------------------------------------------------------------------------
 
     async def write(self) -> None:
-        """Empty the queue until `close` was called and nothing is left. Never cancel it: it ends by itself."""
+        """Empty the queue until `close` was called and nothing is left. Never cancel it: it ends itself."""
         while True:
             batch = self._take()
             if batch:
@@ -181,6 +191,9 @@ class Journal:
                 self.waiting -= len(entry.records)
                 entry.delivered(Refused("poisoned"))
                 continue
+            if entry.concludes and any(run is other.run for other in batch):
+                queue.appendleft(entry)
+                break
             rows += len(entry.records)
             batch.append(entry)
         if self._late:

@@ -1,4 +1,6 @@
-"""Keeps an engine's lease: renewed from a thread of its own, so that a body that blocks the loop does not lose it."""
+"""Keeps an engine's lease: renewed from a thread of its own, so that a body that blocks the loop does not
+lose it.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,11 @@ LOOK = 0.5  # seconds between two looks whether the engine's thread is still the
 
 
 class Lease:
-    """Renews a session's lease until `stop`, and lets the store go if the thread that opened the engine has ended.
+    """Renews a session's lease until `stop`, and lets the store go if the thread that opened the engine has
+    ended.
 
-    The connections' threads are no daemons: an engine that nobody closed would keep the interpreter from ending.
+    The connections' threads are no daemons: an engine that nobody closed would keep the interpreter from
+    ending.
     """
 
     def __init__(self, store: Store, clock: Clock, seconds: float) -> None:

@@ -68,7 +68,9 @@ def tell(path: str, attempt: int, error: BaseException, reason: str) -> NodeFail
 
 
 def describe_error(error: BaseException) -> dict[str, str]:
-    """Give `type` (qualified name), `message` and `traceback` of an error as text; never fails, never keeps the object."""
+    """Give `type` (qualified name), `message` and `traceback` of an error as text; never fails, never keeps
+    the object.
+    """
     told = getattr(error, "told", None)  # raised elsewhere, arrived as text
     if isinstance(told, Mapping):
         return {name: _cut(str(told.get(name, ""))) for name in ("type", "message", "traceback")}

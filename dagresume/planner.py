@@ -16,7 +16,6 @@ from dagresume.events import (
     FAILED,
     INTERRUPTED,
     RESET,
-    RETRY,
     SKIPPED,
     STARTED,
     WAITING,
@@ -25,7 +24,7 @@ from dagresume.events import (
     Snapshot,
     segments,
 )
-from dagresume.policy import Join, Retry, join
+from dagresume.policy import Join, Retry, Settled, join
 from dagresume.workflow import Binding, Graph, Node, Source
 
 __all__ = [
@@ -81,10 +80,10 @@ RECOMPUTED: Final = Verdict(Action.RUN, "recomputed")
 class Vertex:
     """What scheduler and planner need to know of one node of a graph, looked up once.
 
-    `salt` starts the fingerprint: the node's `version=` and the names of its parameters. `types` are the classes its
-    output may hold. `received` says where each thing it receives comes from (of a map: the whole lists), `chained` are the
-    parents whose items it takes one by one (the parent is a map itself). `only_parents`: it receives the outputs of these,
-    in order, and nothing else.
+    `salt` starts the fingerprint: the node's `version=` and the names of its parameters. `types` are the
+    classes its output may hold. `received` says where each thing it receives comes from (of a map: the whole
+    lists), `chained` are the parents whose items it takes one by one (the parent is a map itself).
+    `only_parents`: it receives the outputs of these, in order, and nothing else.
     """
 
     index: int
@@ -162,14 +161,14 @@ def _vertex(
         types=found,
         salt=salt,
         is_map=bool(node.for_each),
-        chained=frozenset(s.index for s in graph.sources[i] if s.kind == "parent" and s.index in maps),
+        chained=frozenset(s.place for s in graph.sources[i] if s.kind == "parent" and s.place in maps),
         only_parents=_only_parents(graph, i),
-        value_parents=tuple({b.source.index: None for b in fed if b.source.kind == "parent"}),
+        value_parents=tuple({b.source.place: None for b in fed if b.source.kind == "parent"}),
         source_parents=tuple(
-            {s.index: None for s in (*graph.sources[i], *(b.source for b in fed)) if s.kind == "parent"}
+            {s.place: None for s in (*graph.sources[i], *(b.source for b in fed)) if s.kind == "parent"}
         ),
         received=tuple(
-            graph.sources[i][b.source.index] if b.source.kind == "item" else b.source for b in fed
+            graph.sources[i][b.source.place] if b.source.kind == "item" else b.source for b in fed
         ),
     )
 
@@ -177,14 +176,14 @@ def _vertex(
 def _only_parents(graph: Graph, i: int) -> tuple[int, ...] | None:
     if any(binding.source.kind != "parent" or binding.keyword for binding in graph.bindings[i]):
         return None
-    return tuple(binding.source.index for binding in graph.bindings[i])
+    return tuple(binding.source.place for binding in graph.bindings[i])
 
 
 # -- the decision ---------------------------------------------------------------------------------------
 
 
 def uncertain(prior: Record | None, idempotent: bool) -> bool:
-    """Say whether nobody can tell if this path took effect: begun, not known to have ended, not idempotent."""
+    """Say whether nobody can tell if a path took effect: begun, not known to have ended, not idempotent."""
     if prior is None or idempotent:
         return False
     if prior.kind in {STARTED, INTERRUPTED, CANCELLED}:
@@ -195,7 +194,9 @@ def uncertain(prior: Record | None, idempotent: bool) -> bool:
 def decide(
     prior: Record | None, fingerprint: bytes | None, *, idempotent: bool, reconcilable: bool = False
 ) -> Verdict:
-    """Give what is to be done with a path whose parents are settled, from its last record and what it would receive."""
+    """Give what is to be done with a path whose parents are settled, from its last record and what it would
+    receive.
+    """
     if prior is None:
         return NEW
     kind = prior.kind
@@ -269,8 +270,9 @@ def _vertex_of(rules: Mapping[str, Vertex], path: str) -> Vertex | None:
 class Decision:
     """What a resume would do with one path, and why.
 
-    `seconds` is what its last completed attempt took (what reusing it saves, or what running it again may cost), None if
-    unknown; `usage` what it used up. A map is one decision: `items` counts its items by action.
+    `seconds` is what its last completed attempt took (what reusing it saves, or what running it again may
+    cost), None if unknown; `usage` what it used up. A map is one decision: `items` counts its items by
+    action.
     """
 
     path: str
@@ -284,8 +286,11 @@ class Decision:
 class _Outlook(NamedTuple):
     """How a node will end, as far as it can be known beforehand."""
 
-    ended: str  # completed, skipped, failed: for sure; open: runs or may run
+    ended: (
+        str  # completed, skipped, failed: for sure; runs: completes, if it does not fail; maybe: nobody knows
+    )
     digest: bytes | None  # of its output, if it is sure to stay as it is
+    held: bool = False  # it waits for a person, or something above it does
 
 
 def plan(
@@ -293,8 +298,8 @@ def plan(
 ) -> list[Decision]:
     """Give a decision for every node in topological order (with `items`, for every item of a map after it).
 
-    Every `run` runs, every `reuse` is reused, every `check` does one of both once what is above it is known; nothing else
-    runs.
+    Every `run` runs, every `reuse` is reused, every `check` does one of both once what is above it is known;
+    nothing else runs.
     """
     outlooks: list[_Outlook] = []
     decisions: list[Decision] = []
@@ -318,52 +323,62 @@ def _foresee(
     ended = Counter(outlooks[parent].ended for parent in vertex.parents)
     verdict = _joined(vertex, ended)
     if verdict is Join.BLOCK:
-        return _Outlook("failed", None), Decision(vertex.id, Action.SKIP, "upstream_failed")
+        held = any(outlooks[parent].held for parent in vertex.parents)
+        found = Verdict(Action.WAIT, "upstream_held") if held else Verdict(Action.SKIP, "upstream_failed")
+        return _Outlook("failed", None, held), _decision(vertex.id, found, None)
     if verdict is Join.SKIP:
         return _Outlook("skipped", None), Decision(vertex.id, Action.SKIP, "trigger")
-    if ended["open"]:
-        return _Outlook("open", None), _below_open(vertex, prior, snapshot, sure=verdict is Join.RUN)
-    parts = [part(source, lambda i: outlooks[i].digest, inputs) for source in vertex.received]
-    fingerprint = vertex.fingerprint(parts)
+    if ended["runs"] or ended["maybe"]:
+        return _below_open(vertex, prior, snapshot, sure=verdict is Join.RUN)
+    fingerprint = vertex.fingerprint(part(s, lambda i: outlooks[i].digest, inputs) for s in vertex.received)
     if prior is not None and prior.kind == FAILED and handled(vertex, rules, snapshot.paths):
         return _Outlook("failed", None), _decision(vertex.id, HANDLED, prior)
     if vertex.is_map:
         return _foresee_map(vertex, prior, fingerprint, snapshot)
     found = decide(prior, fingerprint, idempotent=vertex.idempotent, reconcilable=vertex.reconcilable)
-    if found.action is Action.REUSE:
-        assert prior is not None
-        return _Outlook("completed", fingerprint if vertex.pure else prior.digest), _decision(
-            vertex.id, found, prior
-        )
-    return _Outlook("open", None), _decision(vertex.id, found, prior)
+    return _outlook(vertex, found, prior, fingerprint), _decision(vertex.id, found, prior)
+
+
+def _outlook(vertex: Vertex, found: Verdict, prior: Record | None, fingerprint: bytes | None) -> _Outlook:
+    """Give how a node ends with which this is done."""
+    if found.action is Action.REUSE and prior is not None:
+        return _Outlook("completed", fingerprint if vertex.pure else prior.digest)
+    if found.action is Action.HOLD:
+        return _Outlook("failed", None, held=True)
+    return _Outlook("maybe" if found is RECONCILE else "runs", None)
 
 
 def _joined(vertex: Vertex, ended: Counter[str]) -> Join | None:
-    """Give what the join rule will say, however the parents end that are still open; None if that decides it."""
-    counts = ended["completed"], ended["skipped"], ended["failed"]
-    if not ended["open"]:
-        return join(vertex.node.trigger, *counts)
-    verdicts = {
-        join(
-            vertex.node.trigger,
-            *(n + (ended["open"] if how == place else 0) for place, n in enumerate(counts)),
-        )
-        for how in range(3)
-    }
+    """Give what the join rule will say if what runs completes, however the others end; None if that decides."""
+    trigger, maybe = vertex.node.trigger, ended["maybe"]
+    counts = [ended["completed"], ended["skipped"], ended["failed"]]
+    if trigger == "any_failed":
+        maybe += ended["runs"]
+    else:
+        counts[Settled.COMPLETED] += ended["runs"]
+    verdicts = set()
+    for how in Settled if maybe else (Settled.COMPLETED,):
+        completed, skipped, failed = (n + maybe * (how == place) for place, n in enumerate(counts))
+        verdicts.add(join(trigger, completed, skipped, failed))
     return verdicts.pop() if len(verdicts) == 1 else None
 
 
-def _below_open(vertex: Vertex, prior: Record | None, snapshot: Snapshot, *, sure: bool) -> Decision:
-    """A node below one that runs: whether it runs and what it will receive is not known yet."""
+def _below_open(
+    vertex: Vertex, prior: Record | None, snapshot: Snapshot, *, sure: bool
+) -> tuple[_Outlook, Decision]:
+    """A node below one that runs: what it will receive is not known yet, and perhaps not whether it runs."""
+    fresh = vertex.id not in snapshot.counts and (prior is None or prior.kind != COMPLETED)
+    outlook = _Outlook("runs" if sure and (vertex.idempotent or fresh) else "maybe", None)
     if prior is not None and prior.kind == COMPLETED:
-        counts = {Action.CHECK.value: prior.facts["count"]} if vertex.is_map else {}
-        return _decision(vertex.id, Verdict(Action.CHECK, "input_may_change"), prior, counts)
+        counts = {Action.CHECK.value: snapshot.counts.get(vertex.id, 0)} if vertex.is_map else {}
+        return outlook, _decision(vertex.id, Verdict(Action.CHECK, "input_may_change"), prior, counts)
     if vertex.is_map:
         counts = _counts(vertex, prior, snapshot)
-        return _decision(vertex.id, Verdict(Action.CHECK, "items_not_known"), prior, counts)
+        return outlook, _decision(vertex.id, Verdict(Action.CHECK, "items_not_known"), prior, counts)
     if uncertain(prior, vertex.idempotent) and not vertex.reconcilable:
-        return _decision(vertex.id, UNCERTAIN, prior)
-    return _decision(vertex.id, Verdict(Action.RUN if sure else Action.CHECK, "upstream_runs"), prior)
+        return _Outlook("failed", None, held=True), _decision(vertex.id, UNCERTAIN, prior)
+    found = Verdict(Action.RUN, "upstream_runs") if sure else Verdict(Action.CHECK, "depends_on_parents")
+    return _Outlook("runs" if sure else "maybe", None), _decision(vertex.id, found, prior)
 
 
 def _foresee_map(
@@ -371,17 +386,16 @@ def _foresee_map(
 ) -> tuple[_Outlook, Decision]:
     counts = _counts(vertex, prior, snapshot)
     if prior is not None and prior.kind == COMPLETED and prior.input == fingerprint:
-        counts = {Action.REUSE.value: prior.facts["count"]}
+        counts = {Action.REUSE.value: snapshot.counts.get(vertex.id, 0)}
         return _Outlook("completed", prior.digest), _decision(vertex.id, UNCHANGED, prior, counts)
-    changed = prior is not None and prior.input is not None and prior.input != fingerprint
-    if changed:
-        verdict = Verdict(Action.CHECK, "items_changed")
+    if prior is not None and prior.input is not None and prior.input != fingerprint:
         counts = {Action.CHECK.value: sum(counts.values())}
-    elif counts.get(Action.HOLD):
-        verdict = UNCERTAIN
-    else:
-        verdict = Verdict(Action.RUN, "items_missing" if counts else "new")
-    return _Outlook("open", None), _decision(vertex.id, verdict, prior, counts)
+        outlook = _Outlook("runs" if vertex.idempotent else "maybe", None)
+        return outlook, _decision(vertex.id, Verdict(Action.CHECK, "items_changed"), prior, counts)
+    if counts.get(Action.HOLD):
+        return _Outlook("failed", None, held=True), _decision(vertex.id, UNCERTAIN, prior, counts)
+    verdict = Verdict(Action.RUN, "items_missing" if counts else "new")
+    return _Outlook("runs", None), _decision(vertex.id, verdict, prior, counts)
 
 
 def _counts(vertex: Vertex, prior: Record | None, snapshot: Snapshot) -> dict[str, int]:
@@ -395,7 +409,7 @@ def _items(
     vertex: Vertex, prior: Record | None, snapshot: Snapshot
 ) -> Iterator[tuple[str, Verdict, Record | None]]:
     """Give each item of a map that was spread out before, with what its own last record says."""
-    for k in range(prior.facts.get("count", 0) if prior is not None else 0):
+    for k in range(snapshot.counts.get(vertex.id, 0)):
         path = f"{vertex.id}[{k}]"
         record = snapshot.paths.get(path)
         fingerprint = record.input if record is not None else None
@@ -443,7 +457,7 @@ def _with_recomputed(rules: Sequence[Vertex], decisions: list[Decision]) -> list
 def part(source: Source, parent_digest: Callable[[int], bytes | None], inputs: Mapping[str, bytes]) -> bytes:
     """Give what stands in a fingerprint for one thing a node receives."""
     if source.kind == "parent":
-        return parent_digest(source.index) or ABSENT
+        return parent_digest(source.place) or ABSENT
     if source.kind == "input":
         return inputs.get(source.name, ABSENT)
     return codec.digest(codec.canonical(source.value))

@@ -1,17 +1,17 @@
-"""Rules as frozen data: retries, recovery, limits, budgets, join triggers, failures. Nothing here does anything."""
+"""Rules as frozen data: retries, recovery, limits, budgets, join triggers, failures. Nothing here does
+anything.
+"""
 
 from __future__ import annotations
 
 import math
 import random
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from dagresume.errors import DefinitionError
-
-if TYPE_CHECKING:
-    from datetime import datetime
 
 __all__ = [
     "NOT_DONE",
@@ -41,9 +41,9 @@ def _seconds(owner: str, name: str, value: float) -> float:
 class Retry:
     """How often and when a failing attempt is tried again.
 
-    `attempts` counts the first try. The wait before try n+1 is `delay * backoff**(n-1)`, at most `max_delay`, plus a
-    random share of up to `jitter` of it; all in seconds. Only errors of `retry_on` and not of `never` are retried.
-    `give_up_after`: a map stops starting items after that many failed in a row.
+    `attempts` counts the first try. The wait before try n+1 is `delay * backoff**(n-1)`, at most `max_delay`,
+    plus a random share of up to `jitter` of it; all in seconds. Only errors of `retry_on` and not of `never`
+    are retried. `give_up_after`: a map stops starting items after that many failed in a row.
     """
 
     attempts: int
@@ -92,7 +92,9 @@ class Retry:
         return isinstance(error, self.retry_on) and not isinstance(error, self.never)
 
     def wait(self, attempt: int, draw: float | None = None) -> float:
-        """Give the seconds to wait after the failure of try number `attempt` (from 1); `draw` in [0, 1) for tests."""
+        """Give the seconds to wait after the failure of try number `attempt` (from 1); `draw` in [0, 1) for
+        tests.
+        """
         if self.delay == 0:
             return 0.0
         # exponent bounded: 2.0 ** 2000 overflows, and max_delay decides long before
@@ -126,7 +128,8 @@ class Recovery:
     def __post_init__(self) -> None:
         if self.policy not in {"resume_from_last_incomplete", "abort", "resume_from_start"}:
             raise DefinitionError(
-                f"Recovery(policy={self.policy!r}): one of 'resume_from_last_incomplete', 'abort', 'resume_from_start'."
+                f"Recovery(policy={self.policy!r}): one of 'resume_from_last_incomplete', 'abort',"
+                " 'resume_from_start'."
             )
         if isinstance(self.max_attempts, bool) or not 1 <= self.max_attempts <= 20:
             raise DefinitionError(
@@ -179,7 +182,9 @@ class Budget:
 
 
 class RetryAfter(Exception):
-    """Raise it in a node to be tried again no sooner than `seconds` from now; it pauses the node's limit for all."""
+    """Raise it in a node to be tried again no sooner than `seconds` from now; it pauses the node's limit for
+    all.
+    """
 
     def __init__(self, seconds: float, message: str = "") -> None:
         self.retry_after = float(seconds)
@@ -207,7 +212,9 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class NodeFailure:
-    """Why a path failed: plain text, never the exception object. `exception` is set only in the process it happened in."""
+    """Why a path failed: plain text, never the exception object. `exception` is set only in the process it
+    happened in.
+    """
 
     path: str
     attempt: int
@@ -235,7 +242,9 @@ class ItemFailure:
 
 
 def tolerated(rule: float | None, failed: int, total: int) -> bool:
-    """Say whether `failed` of `total` items are within `tolerate`: an int is a count, a float in (0, 1] a share."""
+    """Say whether `failed` of `total` items are within `tolerate`: an int is a count, a float in (0, 1] a
+    share.
+    """
     if not failed:
         return True
     if rule is None or rule is False:

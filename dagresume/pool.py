@@ -1,7 +1,7 @@
 """Who may run now: the engine's slots and named limits, shared by all its runs.
 
-At most `concurrency` attempts are alive. What is ready waits in one queue; a map stands in it once, however many items it
-has, and goes behind the others after each item, so that no wide map starves another branch.
+At most `concurrency` attempts are alive. What is ready waits in one queue; a map stands in it once, however
+many items it has, and goes behind the others after each item, so that no wide map starves another branch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class Source(Protocol):
 
 
 class Gate:
-    """A named limit: at most `concurrency` at once, at most one per `1/rate`, and a pause when the other side asks for it."""
+    """A named limit: at most `concurrency` at once, at most one per `1/rate`, and a pause when the other side
+    asks for it.
+    """
 
     def __init__(self, limit: Limit, clock: Clock, reopen: Callable[[Gate], None]) -> None:
         self._limit, self._clock, self._reopen = limit, clock, reopen
@@ -131,7 +133,9 @@ class Pool:
         return self.free > 0 and not self._ready and not self._full()
 
     def next(self) -> Any:
-        """Give the next attempt with a slot and a place in its limit reserved; None if nothing may start now."""
+        """Give the next attempt with a slot and a place in its limit reserved; None if nothing may start
+        now.
+        """
         ready = self._ready
         while ready and self.free > 0 and not self._full():
             source = ready.popleft()
@@ -176,7 +180,8 @@ class Pool:
     def _unpark(self, gate: Gate) -> None:
         """Put the first that waits at this gate back into the queue, in front: it has waited before.
 
-        One at a time, and the next one when this one went in: a thousand nodes behind one limit cost no thousand looks.
+        One at a time, and the next one when this one went in: a thousand nodes behind one limit cost no
+        thousand looks.
         """
         if gate.parked:
             self._ready.appendleft(gate.parked.popleft())

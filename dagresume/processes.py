@@ -48,8 +48,8 @@ _children = threading.Lock()  # multiprocessing keeps its list of children witho
 class WorkerDied(DagresumeError):
     """The worker process ended before its work did; `.path`, `.exitcode`, `.began`.
 
-    `exitcode` below 0 is minus the signal. Not `began`: the body certainly did not run; else nobody knows how far
-    it got.
+    `exitcode` below 0 is minus the signal. Not `began`: the body certainly did not run; else nobody knows how
+    far it got.
     """
 
     def __init__(self, path: str, exitcode: int | None, *, began: bool = True) -> None:

@@ -41,7 +41,9 @@ Fetch = Callable[[Sequence[Stored]], list[str]]
 
 @dataclass(frozen=True, slots=True)
 class CheckpointLatency:
-    """How long results waited to be durable, in seconds, from the return of the function to the end of the commit."""
+    """How long results waited to be durable, in seconds, from the return of the function to the end of the
+    commit.
+    """
 
     p50: float
     p95: float
@@ -62,7 +64,9 @@ class CheckpointLatency:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What this call cost: `commits` durable transactions, `seconds` of wall time, and the wait of each checkpoint."""
+    """What this call cost: `commits` durable transactions, `seconds` of wall time, and the wait of each
+    checkpoint.
+    """
 
     commits: int
     seconds: float
@@ -77,8 +81,8 @@ class Stats:
 class Outputs(Mapping[str, Any]):
     """The outputs of a run by node id, each decoded anew whenever it is asked for.
 
-    No key for failed, skipped and `checkpoint=False` nodes; asking for one raises NoOutput, which is a KeyError and says
-    its status. An item of a map is found under its path: `outputs["score[3]"]`.
+    No key for failed, skipped and `checkpoint=False` nodes; asking for one raises NoOutput, which is a
+    KeyError and says its status. An item of a map is found under its path: `outputs["score[3]"]`.
     """
 
     def __init__(
@@ -176,9 +180,9 @@ class Lazily(Sequence[str]):
 class RunResult:
     """How a run ended and what it gave.
 
-    `result[fn]` is the output of a decorated function, typed by it; `result["id"]` that of a node. `executed` are the
-    paths whose function began in this call, in that order; `reused` those completed before it and not run in it.
-    `failures` is {path: NodeFailure} in the order of the definition.
+    `result[fn]` is the output of a decorated function, typed by it; `result["id"]` that of a node. `executed`
+    are the paths whose function began in this call, in that order; `reused` those completed before it and not
+    run in it. `failures` is {path: NodeFailure} in the order of the definition.
     """
 
     run_id: str

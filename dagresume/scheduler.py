@@ -1,8 +1,8 @@
 """Drives one run: what is ready starts, what returned is committed, what that unlocks starts.
 
-Nothing is awaited between the return of a body and the hand-over of its checkpoint to the journal. Bodies begin only when
-the unit that unlocked them is durable. Node tasks are plain asyncio tasks (a tenth of the cost of a task group's); the run
-owns them, none outlives it.
+Nothing is awaited between the return of a body and the hand-over of its checkpoint to the journal. Bodies
+begin only when the unit that unlocked them is durable. Node tasks are plain asyncio tasks (a tenth of the
+cost of a task group's); the run owns them, none outlives it.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ _STATUS: Final = {
 class Run:
     """One run, driven by this process.
 
-    `open` decides all that can be decided and hands over the unit that makes or claims the run. `ended` is done when the end
-    of the run is durable, or cannot be made so (`error`).
+    `open` decides all that can be decided and hands over the unit that makes or claims the run. `ended` is
+    done when the end of the run is durable, or cannot be made so (`error`).
     """
 
     def __init__(
@@ -129,7 +129,9 @@ class Run:
     def open(
         self, guard: NewRun | Claim, records: list[Record], definition: Definition | None
     ) -> asyncio.Future[Outcome]:
-        """Decide all that can be decided, hand over the unit that makes or claims the run; gives what becomes of it."""
+        """Decide all that can be decided, hand over the unit that makes or claims the run; gives what becomes
+        of it.
+        """
         step = Opening(self, guard, records)
         step.definition = definition
         self.root.advance(step)
@@ -140,7 +142,8 @@ class Run:
         return step.outcome
 
     def hand_over(self, step: Step, *, quietly: bool = False) -> None:
-        """Give a unit to the journal, after adding the starts that can ride in it, and the end of the run if this is it.
+        """Give a unit to the journal, after adding the starts that can ride in it, and the end of the run if
+        this is it.
 
         `quietly`: it may wait for another one to ride with, unless something waits for it after all.
         """
@@ -420,7 +423,9 @@ class Run:
             self.hand_over(Step(self, [self.record(ev.WITHDRAWN, job, reason)]))
 
     def _without_values(self, job: Job, error: StoreError) -> None:
-        """What the job needs is in the store and cannot be read: it does not run, and the run ends with this error."""
+        """What the job needs is in the store and cannot be read: it does not run, and the run ends with this
+        error.
+        """
         self.cannot_load(error)
         records = [self.record(ev.WITHDRAWN, job, "input_lost")] if job.awaits_record else []
         self._ended_badly(job, None, Step(self, records))
@@ -517,7 +522,9 @@ class Run:
     # -- what a body gets -----------------------------------------------------------------------------
 
     def _to_load(self, job: Job) -> bool:
-        """Say whether something the job needs is not in memory: an output of an earlier process, or a big one."""
+        """Say whether something the job needs is not in memory: an output of an earlier process, or a big
+        one.
+        """
         for parent in job.vertex.value_parents:
             out = job.scope.out[parent]
             if type(out) is Stored or (type(out) is Cells and out.stored):
@@ -545,7 +552,10 @@ class Run:
     def _call(self, job: Job) -> Call:
         """Put the arguments together: fresh objects, decoded from what was committed (C7)."""
         vertex, by_name = job.vertex, False
-        if vertex.only_parents is not None and (values := self._all_plain(job, vertex.only_parents)) is not None:
+        if (
+            vertex.only_parents is not None
+            and (values := self._all_plain(job, vertex.only_parents)) is not None
+        ):
             job.call = Call(vertex.node.fn, values, {}, None if vertex.pure else vertex.types, None, job.path)
             return job.call
         args: list[Any] = []
@@ -560,7 +570,7 @@ class Run:
                 by_name = True  # its own default; what comes after it is passed by name
                 continue
             elif kind == "item":
-                value = self._item(job, binding.source.index)
+                value = self._item(job, binding.source.place)
             elif job.feed is None:
                 value = self._value(job.scope, binding.source)
             else:
@@ -597,23 +607,23 @@ class Run:
         source = self.origins[job.vertex.index][place]
         if source.kind == "input":
             return codec.unpack(cell, self.input_types.get(source.name, codec.EMPTY))
-        return self._unpack(job.scope, source.index, codec.unpack, cell, job.index)
+        return self._unpack(job.scope, source.place, codec.unpack, cell, job.index)
 
     def _value(self, scope: Scope, source: Source) -> Any:
         if source.kind == "constant":
             return copy.deepcopy(source.value)
         if source.kind == "input":
             return codec.unpack(self.inputs[source.name][0], self.input_types.get(source.name, codec.EMPTY))
-        out = scope.out[source.index]
+        out = scope.out[source.place]
         if type(out) is str:
-            return self._unpack(scope, source.index, codec.unpack, out)
+            return self._unpack(scope, source.place, codec.unpack, out)
         if out is None:
             return None  # skipped or failed
         if isinstance(out, Raw):
             return out.value
         if out.cells and isinstance(out.cells[0], Raw):
             return [cell.value for cell in out.cells]
-        return self._unpack(scope, source.index, codec.unpack_many, out.cells)
+        return self._unpack(scope, source.place, codec.unpack_many, out.cells)
 
     def _unpack(
         self,
@@ -639,8 +649,8 @@ class Run:
             failed = [self.rules[p] for p in vertex.parents if scope.state[p] == Settled.FAILED]
             failures = {parent.id: self._failure_at(scope.path(parent)) for parent in failed}
         return Context(
-            run_id=self.run_id, workflow=self.workflow, node=vertex.id, path=job.path, index=job.index, attempt=job.attempt,
-            channel=job, generation=job.generation, skipped=skipped, failures=failures,
+            run_id=self.run_id, workflow=self.workflow, node=vertex.id, path=job.path, index=job.index,
+            attempt=job.attempt, channel=job, generation=job.generation, skipped=skipped, failures=failures,
         )  # fmt: skip
 
     def _failure_at(self, path: str) -> NodeFailure:
@@ -656,7 +666,7 @@ class Run:
             if binding.parameter not in job.feed.shared or self._is_raw(job.scope, source):
                 continue
             types = (
-                self.rules[source.index].types
+                self.rules[source.place].types
                 if source.kind == "parent"
                 else self.input_types.get(source.name, codec.EMPTY)
             )
@@ -666,7 +676,7 @@ class Run:
                 raise MutatedInput(job.path, binding.parameter)
 
     def _is_raw(self, scope: Scope, source: Source) -> bool:
-        return source.kind == "parent" and scope.rules[source.index].pure
+        return source.kind == "parent" and scope.rules[source.place].pure
 
     # -- history --------------------------------------------------------------------------------------
 
@@ -697,7 +707,9 @@ class Run:
         return Stored.of(prior)
 
     def reset(self, prior: Record, reason: str, step: Step) -> None:
-        """Note that a completed path is to run again: its next attempt is another operation for the outside world."""
+        """Note that a completed path is to run again: its next attempt is another operation for the outside
+        world.
+        """
         record = ev.node_record(ev.RESET, prior.path or "", prior.attempt, self.now(), reason)
         step.records.append(record)
         self.snapshot.apply(record)
@@ -735,7 +747,7 @@ class Run:
             return
         kind, reason = self._verdict()
         step.records.append(ev.run_record(kind, self.now(), reason))
-        step.ends, self.reason = _STATUS[kind], reason
+        step.ends, self.reason, step.concludes = _STATUS[kind], reason, True
 
     def _verdict(self) -> tuple[str, str | None]:
         if self.lost:
@@ -765,7 +777,9 @@ class Run:
         )
 
     def stop(self, kind: str, reason: str, by: str = "", grace: float = 0.0) -> None:
-        """Start nothing more; bodies under way have `grace` seconds, then they are cancelled. `ended` tells when it is done."""
+        """Start nothing more; bodies under way have `grace` seconds, then they are cancelled. `ended` tells
+        when it is done.
+        """
         if self.stopping is not None or self.ended.done():
             return
         self.stopping = (kind, reason, by)
@@ -827,8 +841,8 @@ class Run:
         elif not self._timers and not self.waiting:
             stuck = [v.id for v in self.rules if self.root.state[v.index] == OPEN]
             self.error = DagresumeError(
-                f"run {self.run_id} is stuck: {', '.join(stuck[:20])} can never become ready. This is a bug of dagresume;"
-                f" please report it with what `dagresume show {self.run_id}` prints."
+                f"run {self.run_id} is stuck: {', '.join(stuck[:20])} can never become ready. This is a fault"
+                f" of dagresume; please report it with what `dagresume show {self.run_id}` prints."
             )
             self.stopping = (ev.RUN_FAILED, "stuck", "")
             self._end(ev.RUN_FAILED, "stuck", nodes=stuck[:100])
@@ -927,7 +941,9 @@ class Run:
 
 
 def start_ready(pool: Pool, step: Step | None = None) -> None:
-    """Start what may start now. Start records that must be durable first ride in `step`, or in a unit of their own."""
+    """Start what may start now. Start records that must be durable first ride in `step`, or in a unit of
+    their own.
+    """
     units: dict[Run, Step] = {}
     while (job := pool.next()) is not None:
         run: Run = job.run

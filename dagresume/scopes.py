@@ -1,7 +1,8 @@
 """One instance of a graph in a run: what is settled, what is ready, and the maps in it.
 
-State advances when a unit is handed to the journal, in the journal's order; what becomes ready by it stands in the unit and
-begins when that is durable. Everything here is synchronous and iterative: chains of 10⁵ nodes and wide maps included.
+State advances when a unit is handed to the journal, in the journal's order; what becomes ready by it stands
+in the unit and begins when that is durable. Everything here is synchronous and iterative: chains of 10⁵ nodes
+and wide maps included.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dagresume.errors import CheckpointLost, StoreError
 from dagresume.events import Record
 from dagresume.jobs import UNMADE, Cells, Driver, Job, Listing, Raw, Raws, Step, Values
 from dagresume.observe import failure_of
-from dagresume.planner import RECONCILE, Action, Verdict, Vertex, decide, handled, part
+from dagresume.planner import RECONCILE, Action, Vertex, decide, handled, part
 from dagresume.policy import ItemFailure, Join, NodeFailure, Settled, join, tolerated
 from dagresume.pool import Gate
 from dagresume.results import Stored
@@ -29,6 +30,8 @@ __all__ = ["OPEN", "Feed", "Scope"]
 
 OPEN: Final = 255  # in Scope.state: not settled
 PASSED: Final = "passed"  # reason: the item was handed on uncalled, since there was nothing to call it with
+_NULL: Final = "null"
+_NULL_DIGEST: Final = codec.digest(_NULL)
 _FAILURE: Final = codec.pack(ItemFailure("", "", "")).partition('"v"')[0]
 
 
@@ -38,8 +41,18 @@ def item_failure(failure: NodeFailure) -> str:
 
 
 def _passes(cell: Any) -> bool:
-    """Say whether a chained map hands this on uncalled: `None`, or the failure of an item that was tolerated."""
-    return isinstance(cell, str) and (cell == "null" or cell.startswith(_FAILURE))
+    """Say whether a chained map hands this on uncalled: `None`, or the failure of an item that was
+    tolerated.
+    """
+    return isinstance(cell, str) and (cell == _NULL or cell.startswith(_FAILURE))
+
+
+def _cell(record: Record) -> str | Stored:
+    """Give where the output of a completed item lies; what chained maps hand on is known without reading it."""
+    if record.reason == PASSED:
+        passed: str = record.facts["passed"]
+        return passed
+    return _NULL if record.digest == _NULL_DIGEST else Stored.of(record)
 
 
 class Scope:
@@ -177,12 +190,10 @@ class Scope:
             if record is None:
                 raise CheckpointLost(self.run.run_id, path, "is missing")
             if record.kind == ev.COMPLETED:
-                cells.put(k, self.run.stored(record), record.digest or bytes(16))
+                cells.put(k, _cell(record), record.digest or bytes(16))
             else:
                 text = item_failure(failure_of(record))
                 cells.put(k, text, codec.digest(text))
-            if record.reason == PASSED:  # what is handed on uncalled is known without reading it
-                cells.cells[k] = record.facts["passed"]
         return cells
 
     # -- making ready ---------------------------------------------------------------------------------
@@ -250,7 +261,7 @@ class Scope:
         step.records.append(feed.start_record())
         prior = self.run.snapshot.paths.get(feed.path)
         if (prior is not None or vertex.chained) and not vertex.pure:
-            feed.resume(step, 0 if prior is None else prior.facts.get("count", 0))
+            feed.resume(step, self.run.snapshot.counts.get(feed.path, 0))
         self._stream_children(vertex)
         if feed.left:
             step.opens.append(feed)
@@ -283,13 +294,13 @@ class Scope:
             text, _ = self.run.inputs[source.name]
             types = self.run.input_types.get(source.name, codec.EMPTY)
             return Values(_list(codec.unpack(text, types), f"the input {source.name!r}"), types)
-        out, parent = self.out[source.index], self.rules[source.index]
+        out, parent = self.out[source.place], self.rules[source.place]
         if out is None:
             return Values((), codec.EMPTY)  # the parent was skipped or failed, and this map runs all the same
         if isinstance(out, Cells):
             return out
         if isinstance(out, Raw):
-            return Raws(_list(out.value, f"node {parent.id!r}"), self.digests[source.index])
+            return Raws(_list(out.value, f"node {parent.id!r}"), self.digests[source.place])
         return Values(_list(codec.unpack(out, parent.types), f"node {parent.id!r}"), parent.types)
 
     def _stream_children(self, vertex: Vertex) -> None:
@@ -313,13 +324,14 @@ class Scope:
     def _stream(self, vertex: Vertex, step: Step) -> None:
         lists: list[Listing] = []
         for source in self.run.origins[vertex.index]:
-            feed = self.feeds.get(source.index) if source.kind == "parent" else None
+            feed = self.feeds.get(source.place) if source.kind == "parent" else None
             try:
                 lists.append(self._listing(source) if feed is None else feed.cells)
             except Exception:
                 return  # said when its parents have ended
         prior, count = self.run.snapshot.paths.get(self.path(vertex)), len(lists[0])
-        if prior is not None and (prior.kind == ev.COMPLETED or prior.facts.get("count", 0) != count):
+        former = self.run.snapshot.counts.get(self.path(vertex), 0)
+        if prior is not None and (prior.kind == ev.COMPLETED or former != count):
             return
         if any(len(each) != count for each in lists):
             return
@@ -343,10 +355,12 @@ def _list(value: Any, what: str) -> Sequence[Any]:
 
 
 class Feed:
-    """One map, spread out: which of its items are ready, running, settled. A source of the pool that gives its items.
+    """One map, spread out: which of its items are ready, running, settled. A source of the pool that gives
+    its items.
 
-    `todo` are the items that are ready; None: all of them from `next` on. `fingerprint` None: the map streams, and what it
-    receives is known only when the maps above have ended. `shifted`: its items are not those of an earlier process.
+    `todo` are the items that are ready; None: all of them from `next` on. `fingerprint` None: the map
+    streams, and what it receives is known only when the maps above have ended. `shifted`: its items are not
+    those of an earlier process.
     """
 
     def __init__(self, scope: Scope, vertex: Vertex, fingerprint: bytes | None, lists: list[Listing]) -> None:
@@ -369,7 +383,8 @@ class Feed:
         self.lost: set[int] = set()  # items that ended without a value
         self.shared: dict[str, Any] = {}  # what all items receive, decoded once
         self.began = self.run.services.clock.monotonic()
-        # what an item receives, in the order of the fingerprint: a digest, or the number of the list it is taken from
+        # what an item receives, in the order of the fingerprint: a digest, or the number of the list it is
+        # taken from
         places = iter(range(len(lists)))
         items = {b.parameter for b in vertex.bindings if b.source.kind == "item"}
         fed = [b.parameter for b in vertex.bindings if b.source.kind != "context"]
@@ -414,21 +429,34 @@ class Feed:
     # -- what has been before -------------------------------------------------------------------------
 
     def resume(self, step: Step, former_count: int) -> None:
-        """Match the items with what an earlier process has done of this map: by digest and occurrence, then by place."""
+        """Match the items with what an earlier process has done of this map: by digest and occurrence, then
+        by place.
+        """
         paths = self.run.snapshot.paths
         self.todo = deque()
         fingerprints = [self._item(k)[1] for k in range(self.count)]
         priors = [paths.get(f"{self.path}[{k}]") for k in range(max(self.count, former_count))]
-        spare, rest = _Spare(), []
+        spare = _Spare()
         for k, prior in enumerate(priors):
-            if prior is not None and prior.kind == ev.COMPLETED:
-                if k < self.count and prior.input == fingerprints[k]:
-                    self._reuse(k, prior)
-                    continue
+            if prior is None or prior.kind != ev.COMPLETED:
+                continue
+            if k < self.count and prior.input == fingerprints[k]:
+                self._reuse(k, prior)
+            else:
                 spare.add(k, prior)
                 self.shifted = True
-            if k < self.count:
-                rest.append(k)
+        self._fill(fingerprints, priors, spare, step)
+        for prior in priors[self.count :]:
+            if prior is not None and prior.kind != ev.WITHDRAWN:
+                path, now = prior.path or "", self.run.now()
+                step.records.append(ev.node_record(ev.WITHDRAWN, path, prior.attempt, now, "item_gone"))
+
+    def _fill(
+        self, fingerprints: list[bytes], priors: list[Record | None], spare: _Spare, step: Step
+    ) -> None:
+        """Settle or open the items that are not what stood at their place before."""
+        assert self.todo is not None
+        rest = [k for k in range(self.count) if self.cells.cells[k] is None]
         passed = {k: self._passed(k) for k in rest} if self.vertex.chained else {}
         moved = {k: spare.take(fingerprints[k]) for k in rest if passed.get(k) is None}
         for k in rest:
@@ -439,14 +467,9 @@ class Feed:
                 self._adopt(k, found, step)
             elif self._opens(k, priors[k], fingerprints[k], step, displaced=k in spare.taken):
                 self.todo.append(k)
-        for prior in priors[self.count :]:
-            if prior is not None:
-                step.records.append(
-                    ev.node_record(ev.WITHDRAWN, prior.path or "", prior.attempt, self.run.now(), "item_gone")
-                )
 
     def _reuse(self, k: int, prior: Record) -> None:
-        self.cells.put(k, self.run.stored(prior), prior.digest or bytes(16))
+        self.cells.put(k, _cell(prior), prior.digest or bytes(16))
         self.left -= 1
 
     def _adopt(self, k: int, prior: Record, step: Step) -> None:
@@ -461,7 +484,9 @@ class Feed:
     def _opens(
         self, k: int, prior: Record | None, fingerprint: bytes, step: Step, *, displaced: bool = False
     ) -> bool:
-        """Say whether item k is to run. `displaced`: what stood at its place stands elsewhere now, so it is a new one."""
+        """Say whether item k is to run. `displaced`: what stood at its place stands elsewhere now, so it is a
+        new one.
+        """
         vertex = self.vertex
         verdict = decide(prior, fingerprint, idempotent=vertex.idempotent, reconcilable=vertex.reconcilable)
         completed = prior is not None and prior.kind == ev.COMPLETED
@@ -527,7 +552,9 @@ class Feed:
         self.settled(k, cell, digest, step)
 
     def arrived(self, k: int, step: Step) -> None:
-        """An item above has settled: if all that this item takes is there, it can begin once that is durable."""
+        """An item above has settled: if all that this item takes is there, it can begin once that is
+        durable.
+        """
         above = [each.cells[k] for each in self.lists if isinstance(each, Cells)]
         if any(cell is None for cell in above):
             return
@@ -535,14 +562,16 @@ class Feed:
         prior = self.run.snapshot.paths.get(f"{self.path}[{k}]")
         fingerprint = self._item(k)[1] if prior is not None or passed is not None else b""
         if prior is not None and prior.kind == ev.COMPLETED and prior.input == fingerprint:
-            self.settled(k, self.run.stored(prior), prior.digest or bytes(16), step)
+            self.settled(k, _cell(prior), prior.digest or bytes(16), step)
         elif passed is not None:
             self._pass_on(k, passed, fingerprint, step)
         elif prior is None or self._opens(k, prior, fingerprint, step):
             step.arrivals.append((self, k))
 
     def finish(self, step: Step) -> None:
-        """All items have ended, or what is above has: a streaming map ends with both, and fails with what is above."""
+        """All items have ended, or what is above has: a streaming map ends with both, and fails with what is
+        above.
+        """
         scope, i, node = self.scope, self.vertex.index, self.vertex.node
         if self.left or scope.left[i] or not (scope.state[i] == OPEN or i in scope.remaking):
             return
@@ -550,6 +579,7 @@ class Feed:
         if whole and tolerated(node.tolerate, len(self.failures), self.count):
             digest = hashlib.sha256(b"%d:" % self.count + self.cells.digests).digest()[:16]
             step.records.append(self._record(ev.COMPLETED, "success", None, digest))
+            step.concludes = True
             scope.complete(
                 i, self.cells, digest if not self.vertex.pure else self.fingerprint or digest, step
             )

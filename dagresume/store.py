@@ -284,7 +284,7 @@ class Store(Protocol):
         """Write these units in one durable transaction; one outcome for each, in order."""
 
     def abandon(self) -> None:
-        """Let threads and connections go without waiting, from any thread: the interpreter is about to end."""
+        """Let threads and connections go at once, from any thread: the interpreter is about to end."""
 
     def renew(self, expires_at: int) -> bool:
         """Prolong this session's lease; called from a thread of its own. False: the session is gone."""

@@ -514,7 +514,7 @@ def _be_a_zygote() -> None:
     out = os.dup(1)
     os.dup2(2, 1)  # what bodies print is no message
     nursery = _Nursery(out)
-    with open(0, "rb", buffering=0, closefd=False) as orders:  # noqa: PTH123  # a descriptor has no path
+    with open(0, "rb", buffering=0, closefd=False) as orders:  # a descriptor has no path
         first = json.loads(orders.readline())
         sys.path[:] = first["path"]
         try:
@@ -885,7 +885,7 @@ class _Stage:
         after, told = autopsy(case.folder / DATABASE), ended.told or {}
         now = _Seen.read(case.folder)
         wrong += self._begun_too_early(after, now.begun)
-        repeated = sorted(before.completed & (now.begun - seen.begun).keys())
+        repeated = sorted(self._kept(before.completed & (now.begun - seen.begun).keys()))
         if repeated:
             wrong.append(f"completed and begun again: {', '.join(repeated)}")
         if now.results > seen.results and after.status != "completed":
@@ -912,6 +912,10 @@ class _Stage:
             wrong.append(f"{action} went on although {', '.join(doubtful)} may have taken effect")
         case.outputs, case.last, case.begun = told["outputs"], after.last, now.begun
         return None
+
+    def _kept(self, paths: Iterable[str]) -> list[str]:
+        """Leave out the pure ones, which are made again whenever somebody needs them."""
+        return [path for path in paths if not self._node(path)["pure"]]
 
     def _doubtful(self, state: Autopsy) -> list[str]:
         """Give the paths that nobody can answer for."""
@@ -966,11 +970,12 @@ class _Stage:
         kinds = [{path: kind for path, (kind, _) in each.last.items()} for each in (case, expected)]
         if kinds[0] != kinds[1]:
             wrong.append(f"the paths ended as {kinds[0]}, undisturbed {kinds[1]}")
+        most = expected.begun
         often = {
-            path: times
-            for path, times in case.begun.items()
-            if times > expected.begun[path] + case.killed
-        }  # fmt: skip
+            path: case.begun[path]
+            for path in self._kept(case.begun)
+            if case.begun[path] > most[path] + case.killed
+        }
         if often:
             wrong.append(f"begun more often than the kills explain: {often}")
 

@@ -1,6 +1,6 @@
 """The sentences in which people read what the engine decided: one place for the command line and the page.
 
-Keys are the machine-readable words of decisions, paths and runs. A word that has no sentence yet is shown as it is.
+Keys are the machine-readable words of decisions, paths and runs. A word without a sentence is shown as it is.
 """
 
 from __future__ import annotations
@@ -35,12 +35,16 @@ DECISIONS: Final[Mapping[tuple[str, str], str]] = {
     ("run", "interrupted"): "Runs again: it was cut off, and repeating it does no harm.",
     ("run", "items_missing"): "Runs those of its items that have not completed.",
     ("run", "recomputed"): "Runs again: its output is not stored, and a node that runs needs it.",
-    ("run", "reconcile"): "Cut off: its reconcile function is asked whether it took effect; if not, it runs again.",
+    (
+        "run",
+        "reconcile",
+    ): "Cut off: its reconcile function is asked whether it took effect; if not, it runs again.",
     ("run", "upstream_runs"): "Runs once the nodes above it have run.",
     ("check", "depends_on_parents"): "Runs or not, as the nodes above it end.",
     ("check", "input_may_change"): "Reused if its input comes out the same; a node above it runs first.",
     ("check", "items_changed"): "Its list changed: items that are in it as before are reused.",
     ("check", "items_not_known"): "Its items are known once the node above it has run.",
+    ("check", "upstream_runs"): "Runs once the nodes above it have run, if their outcome lets it.",
     ("check", "recomputed"): "Runs again if a node that needs its output does: the output is not stored.",
     ("skip", "trigger"): "Skipped: the nodes above it did not end as its trigger asks.",
     ("skip", "upstream_failed"): "Does not run: something it needs has failed.",
@@ -122,7 +126,7 @@ def duration(seconds: float | None) -> str:
         return ""
     if seconds < 0.9995:
         ms = seconds * 1000
-        return f"{ms:.0f} ms" if ms >= 9.95 else f"{ms:.1f} ms"
+        return f"{ms:.0f} ms" if ms >= 9.95 else f"{ms:.1f} ms" if ms >= 0.05 else "0 ms"
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)

@@ -88,9 +88,9 @@ class NodeOptions(TypedDict, total=False):
 class Workflow:
     """A named, versioned DAG of nodes.
 
-    `idempotent` and `retry` are the defaults of its nodes; `inputs` (name → type) declares the run inputs, else they are
-    what the nodes' parameters ask for; `output` names the node whose output is the workflow's. Nodes are added with
-    `@wf.node`; they may be declared in any order.
+    `idempotent` and `retry` are the defaults of its nodes; `inputs` (name → type) declares the run inputs,
+    else they are what the nodes' parameters ask for; `output` names the node whose output is the workflow's.
+    Nodes are added with `@wf.node`; they may be declared in any order.
     """
 
     def __init__(
@@ -132,9 +132,9 @@ class Workflow:
     def node(self, fn: F | None = None, /, **options: Unpack[NodeOptions]) -> F | Callable[[F], F]:
         """Add a function as a node; the function itself comes back, so it can be called in unit tests.
 
-        Each parameter is fed in this order: annotated `Context` → the context; named in `args` → that parent, run input
-        or `Value`; named in `for_each` → one item of that parent or run input; the id of another node → its output;
-        else a run input (a default makes it optional).
+        Each parameter is fed in this order: annotated `Context` → the context; named in `args` → that parent,
+        run input or `Value`; named in `for_each` → one item of that parent or run input; the id of another
+        node → its output; else a run input (a default makes it optional).
 
         Raises DefinitionError (DuplicateNode, BindingError) for what cannot work whatever else is declared.
         """
@@ -158,10 +158,11 @@ class Workflow:
 
     @classmethod
     def from_graph(cls, name: str, graph: nx.DiGraph[Any], **options: Any) -> Workflow:
-        """Give the workflow of a networkx DiGraph: node attribute `run=` is its function, the others its options.
+        """Give the workflow of a networkx DiGraph: node attribute `run=` is its function, the others its
+        options.
 
-        An edge attribute `arg="…"` binds the parent to that parameter of the child; an edge without it whose parent's id
-        is no parameter orders the two.
+        An edge attribute `arg="…"` binds the parent to that parameter of the child; an edge without it whose
+        parent's id is no parameter orders the two.
         """
         wf = cls(name, **options)
         scope = _caller_locals()
@@ -370,7 +371,7 @@ def _replaces(fn: Callable[..., Any]) -> bool:
 
 
 def _caller_locals() -> Mapping[str, Any]:
-    """Give the local names where the workflow is being declared: annotations may use classes defined there."""
+    """Give the local names where a workflow is being declared: annotations may use classes defined there."""
     frame = sys._getframe(2)
     return {} if frame.f_locals is frame.f_globals else dict(frame.f_locals)
 
@@ -424,7 +425,9 @@ def _is_async(fn: Callable[..., Any]) -> bool:
 
 
 class _Resolver:
-    """Turns annotations into what they mean: from the function's module, its closure, and where it was declared."""
+    """Turns annotations into what they mean: from the function's module, its closure, and where it was
+    declared.
+    """
 
     def __init__(self, fn: Callable[..., Any], scope: Mapping[str, Any]) -> None:
         self._globals: dict[str, Any] = getattr(fn, "__globals__", {})
@@ -455,7 +458,7 @@ class Source(NamedTuple):
     """Where a value comes from: `kind` is context, parent, item, input or constant."""
 
     kind: Literal["context", "parent", "item", "input", "constant"]
-    index: int = -1  # parent: the vertex; item: which for_each entry
+    place: int = -1  # parent: the vertex; item: which for_each entry
     name: str = ""  # input
     value: Any = None  # constant
 
@@ -473,8 +476,8 @@ class Binding(NamedTuple):
 class Graph:
     """A workflow, checked and turned into numbers: vertex i is the i-th node in a topological order.
 
-    Frozen: what is declared later makes a new one. `parents` and `children` hold each vertex once, however many
-    parameters an edge feeds.
+    Frozen: what is declared later makes a new one. `parents` and `children` hold each vertex once, however
+    many parameters an edge feeds.
     """
 
     def __init__(self, wf: Workflow) -> None:
@@ -494,7 +497,8 @@ class Graph:
         for node in declared.values():
             if not node.checkpoint and not (self.idempotent if node.idempotent is None else node.idempotent):
                 raise DefinitionError(
-                    f"node {node.id!r}: checkpoint=False is for pure nodes, which may run again: add idempotent=True."
+                    f"node {node.id!r}: checkpoint=False is for pure nodes, which may run again:"
+                    " add idempotent=True."
                 )
         order = _topological(wf.name, {id_: found[0] for id_, found in edges.items()})
         self.ids: tuple[str, ...] = tuple(order)
@@ -584,7 +588,7 @@ class Graph:
         found = self._sources.get(ref)
         if found is None:
             parent = self.index.get(ref)
-            found = Source("input", name=ref) if parent is None else Source("parent", index=parent)
+            found = Source("input", name=ref) if parent is None else Source("parent", place=parent)
             self._sources[ref] = found
         return found
 
@@ -593,7 +597,7 @@ class Graph:
     ) -> Binding:
         name, annotation, has_default, keyword = parameter
         if name in node.for_each and where is not None:
-            source = Source("item", index=list(node.for_each).index(name))
+            source = Source("item", place=list(node.for_each).index(name))
         elif isinstance(where, str) and where == node.id:
             source = Source("input", name=where)
         else:
@@ -617,12 +621,12 @@ class Graph:
                 graph.add_edges_from((self.ids[parent], self.ids[i]) for parent in parents)
                 for binding in self.bindings[i]:
                     if binding.source.kind == "parent":
-                        graph.edges[self.ids[binding.source.index], self.ids[i]]["arg"] = binding.parameter
+                        graph.edges[self.ids[binding.source.place], self.ids[i]]["arg"] = binding.parameter
             self._networkx = nx.freeze(graph)
         return self._networkx
 
     def check_inputs(self, given: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Give the run inputs, or an InputError that names what is missing or unknown and the nearest name."""
+        """Give a run inputs, or an InputError that names what is missing or unknown and the nearest name."""
         inputs = dict(given or {})
         for name in inputs:
             if name not in self.inputs:
@@ -653,7 +657,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 def _topological(workflow: str, parents: Mapping[str, Iterable[str]]) -> Sequence[str]:
     """Give the ids in a topological order that keeps the order of declaration where it can (Kahn)."""
-    left = {id_: 0 for id_ in parents}
+    left = dict.fromkeys(parents, 0)
     children: dict[str, list[str]] = {id_: [] for id_ in parents}
     for id_, above in parents.items():
         for parent in above:
@@ -672,7 +676,9 @@ def _topological(workflow: str, parents: Mapping[str, Iterable[str]]) -> Sequenc
 
 
 def _cycle(parents: Mapping[str, Sequence[str]]) -> list[str]:
-    """Walk upwards from anywhere: every node left over has a parent that is left over too, so the walk must return."""
+    """Walk upwards from anywhere: every node left over has a parent that is left over too, so the walk must
+    return.
+    """
     walk: dict[str, None] = {}
     here = next(iter(parents))
     while here not in walk:

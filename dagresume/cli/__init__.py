@@ -1,11 +1,11 @@
-"""The command line: one small module for each group of commands, imported when one of its commands is used."""
+"""The command line: one small module for each group of commands, imported when one of them is used."""
 
 from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import version
 from types import FrameType
 from typing import Annotated, Any, Final, NoReturn
 
@@ -55,17 +55,31 @@ class Commands(TyperGroup):
         with formatter.section("Commands"):
             formatter.write_dl([(name, told) for name, (_, told) in COMMANDS.items()])
 
-    def invoke(self, ctx: Any) -> Any:
-        """Do what the command does; Ctrl-C while its module is being loaded counts as one in the command."""
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **options: Any,
+    ) -> Any:
+        """Run a command line; what is wrong with its words is told in one line, as every other error."""
         try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise typer.Exit(130) from None
+            code = super().main(args, prog_name, complete_var, standalone_mode=False, **options)
+        except (KeyboardInterrupt, typer.Abort):  # while the module of a command was being loaded
+            code = 130
+        except Exception as error:
+            if not hasattr(error, "format_message"):
+                raise
+            where = getattr(getattr(error, "ctx", None), "command_path", "dagresume")
+            typer.echo(f"error: {error.format_message().rstrip('.')}. `{where} --help` says more.", err=True)
+            code = 2
+        sys.exit(code if isinstance(code, int) else 0)
 
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"dagresume {version('dagresume')}")
+        typer.echo(f"dagresume {import_module('dagresume').__version__}")
         raise typer.Exit
 
 
@@ -74,7 +88,7 @@ app = typer.Typer(
     cls=Commands,
     help="Run durable DAGs: what completed is never executed twice.",
     epilog="Exit codes: 0 completed, 1 failed or cancelled, 2 usage, 3 waiting, 4 refused, 130 interrupted.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -82,12 +96,16 @@ app = typer.Typer(
 
 @app.callback()
 def _dagresume(
+    ctx: typer.Context,
     show_version: Annotated[
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     """Run durable DAGs: what completed is never executed twice."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+        raise typer.Exit(2)
 
 
 def main() -> None:

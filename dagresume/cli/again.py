@@ -6,12 +6,15 @@ import difflib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from dagresume.cli.command import Problem
-from dagresume.engine import NodeInfo, RunInfo
 from dagresume.events import NodeStatus, segments
 from dagresume.planner import Decision, Vertex, vertices
-from dagresume.workflow import Workflow
+
+if TYPE_CHECKING:
+    from dagresume.engine import NodeInfo, RunInfo
+    from dagresume.workflow import Workflow
 
 __all__ = ["Again", "again"]
 
@@ -45,7 +48,7 @@ class Again:
 
 
 def again(info: RunInfo, wf: Workflow, decisions: Iterable[Decision], start: str | None) -> Again:
-    """Say what a retry of this run runs again; `start` None: what failed, was cut off, is uncertain or held."""
+    """Say what a retry of this run sets back; `start` None: what is uncertain or held."""
     rules = vertices(wf.compiled)
     by_id = {vertex.id: vertex for vertex in rules}
     if start is None:
@@ -73,10 +76,8 @@ def _vertex(by_id: Mapping[str, Vertex], path: str) -> Vertex | None:
     return by_id.get(segments(path)[0][0])
 
 
-def _below(
-    info: RunInfo, rules: Sequence[Vertex], by_id: Mapping[str, Vertex], start: str
-) -> Iterable[str]:
-    """Give the recorded paths that lie at or below a path. Of a chained map only the item of its index does."""
+def _below(info: RunInfo, rules: Sequence[Vertex], by_id: Mapping[str, Vertex], start: str) -> Iterable[str]:
+    """Give the recorded paths at or below a path; of a chained map only the item of its index."""
     node, index = _start(info, by_id, start)
     first = by_id[node]
     one = index is not None and first.is_map

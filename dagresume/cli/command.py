@@ -118,8 +118,11 @@ class Here:
     def of(cls, options: Mapping[str, Any]) -> "Here":
         """Take them from the options of a command; the target of `run` is the app of what it started."""
         target = options.get("target")
-        apps = [target] if target else options.get("app") or []
-        return cls(options.get("db") or DEFAULT_DB, tuple(apps), tuple(options.get("limit") or ()))
+        apps = (target,) if target else options.get("app") or ()
+        limits = options.get("limit")
+        return cls(
+            options.get("db") or DEFAULT_DB, tuple(apps), tuple(limits) if isinstance(limits, list) else ()
+        )
 
     def command(self, name: str, *words: str) -> str:
         """Give a command that can be pasted into a shell."""
@@ -165,14 +168,14 @@ def explain(error: BaseException, here: Here) -> str:
     """Give the one line that says what is wrong and which command mends it."""
     if isinstance(error, WorkflowNotRegistered):
         return (
-            f"run {error.run_id} is of workflow {error.workflow!r} version {error.version!r}, whose code is not"
-            " known here. Name it with --app package.module:workflow or --app path/flow.py, with DAGRESUME_APP,"
-            " or under apps in [tool.dagresume] of pyproject.toml."
+            f"run {error.run_id} is of workflow {error.workflow!r} version {error.version!r}, whose code is"
+            " not known here. Name it with --app package.module:workflow or --app path/flow.py, with"
+            " DAGRESUME_APP, or under apps in [tool.dagresume] of pyproject.toml."
         )
     if isinstance(error, InputsChanged):
         return (
-            f"the newest run with key {error.key!r}, {error.run_id}, was started with other inputs (different:"
-            f" {', '.join(error.names)}). Give the same inputs, another --key, or --fresh for a new run."
+            f"the newest run with key {error.key!r}, {error.run_id}, was started with other inputs"
+            f" (different: {', '.join(error.names)}). Give the same ones, another --key, or --fresh."
         )
     if isinstance(error, UncertainNode):
         return here.completed(str(error)) + f" What is known of it: `{here.command('show', error.run_id)}`"
@@ -180,9 +183,10 @@ def explain(error: BaseException, here: Here) -> str:
         return f"{error} Stop it with `{here.command('cancel', error.run_id)}`, or wait for its end."
     if isinstance(error, VersionMismatch):
         told = "; ".join(error.differences) or "its version"
+        forced = here.command("resume", error.run_id, "--force")
         return (
-            f"run {error.run_id}: the definition of {error.workflow!r} changed since it started: {told}. Go on with"
-            f" the new one: `{here.command('resume', error.run_id, '--force')}`, or use the code it started with."
+            f"run {error.run_id}: the definition of {error.workflow!r} changed since it started: {told}."
+            f" Go on with the new one: `{forced}`, or use the code it started with."
         )
     if isinstance(error, Problem | DagresumeError):
         return here.completed(str(error))

@@ -12,14 +12,16 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from dagresume.cli.command import INTERRUPTED, Problem
 from dagresume.cli.screen import heard, line, warn
 from dagresume.engine import Engine, RunInfo
-from dagresume.policy import Limit
-from dagresume.results import RunResult
-from dagresume.workflow import Workflow
+
+if TYPE_CHECKING:
+    from dagresume.policy import Limit
+    from dagresume.results import RunResult
+    from dagresume.workflow import Workflow
 
 __all__ = ["finished", "opened", "resolve", "work"]
 
@@ -68,7 +70,9 @@ def _must_exist(db: str) -> None:
         return  # a server knows what it has
     path = Path((rest.removeprefix("/") or "dagresume.db") if url else db)
     if db == ":memory:" or not path.exists():
-        what = "nothing outlives its process in :memory:" if db == ":memory:" else f"there is no database {path}"
+        what = (
+            "nothing outlives its process in :memory:" if db == ":memory:" else f"there is no database {path}"
+        )
         raise Problem(f"{what}. Name the one that holds the run with --db (or DAGRESUME_DB).")
 
 
@@ -143,7 +147,7 @@ def _leave() -> None:
 
 
 def work(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run an asynchronous command to its end; KeyboardInterrupt if a person ended it and it had no result to give."""
+    """Run an asynchronous command to its end; KeyboardInterrupt if a person ended it without a result."""
 
     async def watched() -> T:
         interrupts = _Interrupts()
@@ -163,7 +167,7 @@ async def finished(
     begin: Callable[[Engine], Awaitable[tuple[str, asyncio.Task[RunResult]]]],
     watch: Callable[[Engine, str], contextlib.AbstractAsyncContextManager[None]],
 ) -> RunResult:
-    """Begin a run and give its result; interrupted, the engine is left first, which gives functions under way their time."""
+    """Begin a run and give its result; interrupted: leave the engine, with grace for what is under way."""
     task: asyncio.Task[RunResult] | None = None
     try:
         async with engine as opened_engine:

@@ -89,7 +89,7 @@ def _by_map(decisions: Iterable[Decision]) -> dict[str, list[Decision]]:
 
 
 def totals(decisions: Sequence[Decision]) -> dict[str, Any]:
-    """Give how many paths there are by action, and what reusing saves. Of a map its items count, not itself."""
+    """Give how many paths there are by action, and what reuse saves. Of a map its items count, not itself."""
     spread = _by_map(decisions).keys()
     single = [decision for decision in decisions if decision.path not in spread]
     counts = Counter(str(decision.action) for decision in single)

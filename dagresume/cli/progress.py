@@ -7,15 +7,18 @@ import contextlib
 import sys
 import time
 from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
 
 from rich.live import Live
 from rich.text import Text
 
 from dagresume import words
 from dagresume.cli.screen import clean, err
-from dagresume.engine import Engine
 from dagresume.errors import DagresumeError
 from dagresume.events import Event, segments
+
+if TYPE_CHECKING:
+    from dagresume.engine import Engine
 
 __all__ = ["Tally", "watching"]
 
@@ -58,7 +61,9 @@ class Tally:
         """Give the line: nodes, the maps under way, what runs, the time."""
         parts = [f"{len(self.ended)} of {self.nodes} nodes"]
         maps = [node for node in self.totals if node not in self.ended]
-        parts += [f"{clean(node)} {len(self.items.get(node, ()))} of {self.totals[node]}" for node in maps[:3]]
+        parts += [
+            f"{clean(node)} {len(self.items.get(node, ()))} of {self.totals[node]}" for node in maps[:3]
+        ]
         single = [path for path in self.running if path not in self.totals and "[" not in path]
         if single:
             more = f" and {len(single) - 3} more" if len(single) > 3 else ""

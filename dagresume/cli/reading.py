@@ -9,12 +9,24 @@ from typing import Annotated, Any, Final
 import typer
 
 from dagresume import words
-from dagresume.cli.command import DEFAULT_DB, REFUSED, Command, Db, Debug, Here, Json, Problem, RunId, commands
+from dagresume.cli.command import (
+    DEFAULT_DB,
+    REFUSED,
+    Command,
+    Db,
+    Debug,
+    Here,
+    Json,
+    Problem,
+    RunId,
+    commands,
+)
 from dagresume.cli.engines import opened, resolve, work
 from dagresume.cli.screen import clean, line, print_json, rows, say, warn
 from dagresume.cli.summary import as_failure, as_run, place_of, print_failures, print_next, status_line
+from dagresume.cli.targets import apps
 from dagresume.clock import to_datetime
-from dagresume.engine import NodeInfo, RunInfo
+from dagresume.engine import Engine, NodeInfo, RunInfo
 from dagresume.events import RunStatus
 from dagresume.store import LogLine
 
@@ -98,7 +110,7 @@ def show(
         failures = {path: as_failure(failure) for path, failure in info.failures.items()}
         print_json(as_run(info) | {"nodes": [_as_node(node, info) for node in nodes], "failures": failures})
         return
-    here = Here(db)
+    here = _here(db)
     say(*status_line(info.run_id, info.workflow, info.status, info.reason))
     say(f"  {_header(info)}")
     say("")
@@ -107,7 +119,16 @@ def show(
         say("")
         print_failures(info.failures, here, info.run_id)
         _print_tracebacks(info)
-    print_next(info.run_id, info.status, info.reason, here)
+    print_next(info.run_id, info.status, info.reason, here, info.failures)
+
+
+def _here(db: str) -> Here:
+    """Give what the commands that are named must be told: where the code is, unless it is known."""
+    try:
+        known = bool(apps(None))
+    except Problem:
+        known = False
+    return Here(db, () if known else ("TARGET",))
 
 
 def _header(info: RunInfo) -> str:
@@ -138,7 +159,11 @@ def _print_nodes(info: RunInfo, *, items: bool) -> None:
 
 
 def _why(node: NodeInfo, items: Mapping[str, int] | None) -> str:
-    told = f"{node.failure.type}: {line(node.failure.message, 100)}" if node.failure and node.failure.type else ""
+    told = (
+        f"{node.failure.type}: {line(node.failure.message, 100)}"
+        if node.failure and node.failure.type
+        else ""
+    )
     reason = "upstream_failed" if node.status == "upstream_failed" else node.reason
     if items is not None:
         in_words = ", ".join(f"{items[status]:,} {status}" for status in ORDER if items.get(status))
@@ -161,7 +186,7 @@ def _nodes(info: RunInfo) -> Iterator[NodeInfo]:
 
 def _print_tracebacks(info: RunInfo) -> None:
     """Print where the failures happened, each place once."""
-    places = {place_of(f): f for f in reversed(info.failures.values()) if f.traceback}
+    places = {place_of(f): f for f in reversed(list(info.failures.values())) if f.traceback}
     for failure in list(reversed(places.values()))[:TRACEBACKS]:
         say("")
         say((f"{clean(failure.path)}, attempt {failure.attempt}:", "bold"))
@@ -226,9 +251,10 @@ def cancel(
         say(f"run {after.run_id} was cancelled before; nothing was changed")
     elif after.status is RunStatus.CANCELLED:
         say(*status_line(after.run_id, after.workflow, after.status, None))
-        print_next(after.run_id, after.status, None, Here(db))
+        print_next(after.run_id, after.status, None, _here(db))
     else:
-        say(f"run {after.run_id}: asked {after.owner or 'its process'} to cancel it; it is {after.status} still")
+        owner = after.owner or "its process"
+        say(f"run {after.run_id}: asked {owner} to cancel it; it is {after.status} still")
 
 
 @group.command("logs", cls=Command)
@@ -244,7 +270,7 @@ def logs(
         async with opened(db) as engine:
             run_id = await resolve(engine, run, db)
             await engine.get(run_id)  # an unknown run is an error
-            return [one async for one in engine.logs(run_id)]
+            return await _logged(engine, run_id)
 
     found = work(ask)
     if as_json:
@@ -252,6 +278,13 @@ def logs(
         return
     for text in _log_lines(found):
         say(*text)
+
+
+async def _logged(engine: Engine, run_id: str) -> list[LogLine]:
+    found: list[tuple[int, LogLine]] = []
+    while page := await engine._store.logs(run_id, after=found[-1][0] if found else 0):
+        found += page
+    return [one for _, one in found]
 
 
 _LEVELS: Final = {"warning": "yellow", "error": "bold red", "debug": "dim"}

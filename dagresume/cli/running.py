@@ -2,11 +2,11 @@
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -45,7 +45,6 @@ group = commands()
 Force = Annotated[
     bool, typer.Option("--force", help="Take the present definition although the run began with another one.")
 ]
-Begin = Callable[[Engine], Awaitable[tuple[str, asyncio.Task[RunResult]]]]
 
 
 class _Settings(NamedTuple):
@@ -59,25 +58,22 @@ class _Settings(NamedTuple):
     def engine(
         self, known: Sequence[Workflow], *, create: bool = False
     ) -> AbstractAsyncContextManager[Engine]:
-        limits = limits_of(self.limit)
-        _check_limits(known, limits)
         return opened(
             self.db,
             known,
             create=create,
-            limits=limits,
+            limits=limits_of(self.limit),
             concurrency=self.concurrency,
             synchronous=self.synchronous,
         )
 
-
-def _check_limits(known: Sequence[Workflow], given: object) -> None:
-    have = given if isinstance(given, dict) else {}
-    for wf in known:
-        for node in wf.nodes.values():
+    def check(self, wf: Workflow | None) -> None:
+        """Refuse a workflow that names a limit which is not given."""
+        have = limits_of(self.limit)
+        for node in wf.nodes.values() if wf is not None else ():
             if node.limit is not None and node.limit not in have:
                 raise Problem(
-                    f"node {node.id!r} of {wf.name!r} names the limit {node.limit!r}. Give it:"
+                    f"node {node.id!r} names the limit {node.limit!r}. Give it:"
                     f" --limit {node.limit}=8 (at once) or --limit {node.limit}=500/minute"
                 )
 
@@ -95,7 +91,9 @@ def run(
     given: Annotated[
         list[str] | None,
         typer.Option(
-            "--input", metavar="NAME=VALUE", help="A run input; JSON if it is JSON, else text. May be repeated."
+            "--input",
+            metavar="NAME=VALUE",
+            help="A run input; JSON if it is JSON, else text. May be repeated.",
         ),
     ] = None,
     inputs: Annotated[
@@ -103,7 +101,9 @@ def run(
     ] = None,
     key: Annotated[
         str | None,
-        typer.Option("--key", help="The business key: the run with this key is resumed, or its result given."),
+        typer.Option(
+            "--key", help="The business key: the run with this key is resumed, or its result given."
+        ),
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin a new run whatever the key holds.")] = False,
     window: Annotated[
@@ -120,25 +120,20 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Run a workflow; with --key resume its run, or give what it completed with."""
-    if key is None and (fresh or window is not None):
-        raise Problem("--fresh and --window say what happens with a --key; give one.")
+    if key is None and window is not None:
+        raise Problem("--window says how long the result of a --key counts; give a --key too.")
     wf = one_workflow(target)
     values = inputs_of(wf, given or [], inputs)
+    settings = _Settings(db, limit, concurrency, synchronous)
+    settings.check(wf)
     wf.compiled.check_inputs(values)  # before a database is made
 
     async def begin(engine: Engine) -> tuple[str, asyncio.Task[RunResult]]:
         handle = await engine.start(wf, values, key=key, window=window, fresh=fresh)
         return handle.run_id, asyncio.create_task(handle.result(raise_on_failure=False))
 
-    settings = _Settings(db, limit, concurrency, synchronous)
-    result = work(
-        partial(
-            finished,
-            settings.engine([wf], create=True),
-            begin,
-            partial(watching, nodes=len(wf.nodes), quiet=as_json),
-        )
-    )
+    engine = settings.engine([wf], create=True)
+    result = work(partial(finished, engine, begin, partial(watching, quiet=as_json)))
     raise typer.Exit(report(result, wf, Here(db, (target,), tuple(limit or ())), as_json=as_json))
 
 
@@ -195,7 +190,10 @@ def retry(
         async with opened(db, known) as engine:
             run_id = await resolve(engine, run, db)
             decisions = await engine.plan(run_id, items=True)
-            return run_id, await again(engine, run_id, known, decisions, from_), decisions
+            info = await engine.get(run_id)
+            wf = _workflow(info.workflow, known)
+            assert wf is not None  # else there would be no plan
+            return run_id, again(info, wf, decisions, from_), decisions
 
     run_id, what, decisions = work(look)
     if not as_json:
@@ -229,7 +227,7 @@ def _name(what: Again) -> None:
 
 
 def _agree(what: Again, *, yes: bool, asks: bool) -> None:
-    """Go on only with a person's word: asked for on a terminal, else given with --yes where effects happen twice."""
+    """Go on only with a person's word: asked on a terminal, else --yes where effects would happen twice."""
     if yes:
         return
     if asks:
@@ -239,8 +237,8 @@ def _agree(what: Again, *, yes: bool, asks: bool) -> None:
     if what.completed:
         shown = ", ".join(what.completed[:5]) + (", …" if len(what.completed) > 5 else "")
         raise Problem(
-            f"{words.counted(len(what.completed), 'completed path')} that {'is' if len(what.completed) == 1 else 'are'}"
-            f" not idempotent would run again ({shown}). If that is what you want, add --yes.",
+            f"{words.counted(len(what.completed), 'completed path')} would run again without being"
+            f" idempotent: {shown}. If that is what you want, add --yes.",
             REFUSED,
         )
 
@@ -249,18 +247,16 @@ def _gone_on(
     settings: _Settings,
     known: Sequence[Workflow],
     run: str,
-    go_on: Callable[[Engine, str], Awaitable[RunResult]],
+    go_on: Callable[[Engine, str], Coroutine[Any, Any, RunResult]],
     *,
     quiet: bool,
 ) -> RunResult:
     async def begin(engine: Engine) -> tuple[str, asyncio.Task[RunResult]]:
         run_id = await resolve(engine, run, settings.db)
-        return run_id, asyncio.ensure_future(go_on(engine, run_id))  # type: ignore[arg-type]
+        settings.check(_workflow((await engine.get(run_id)).workflow, known))
+        return run_id, asyncio.create_task(go_on(engine, run_id))
 
-    nodes = max((len(wf.nodes) for wf in known), default=0)
-    return work(
-        partial(finished, settings.engine(known), begin, partial(watching, nodes=nodes, quiet=quiet))
-    )
+    return work(partial(finished, settings.engine(known), begin, partial(watching, quiet=quiet)))
 
 
 def _workflow(name: str, known: Sequence[Workflow]) -> Workflow | None:

@@ -51,7 +51,7 @@ STYLES: Final[Mapping[str, str]] = {
 }
 _SEQUENCE: Final = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
-    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f]).*?(?:\x07|\x1b\\|\x9c|$)"  # OSC and other strings: titles, links
+    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f]).*?(?:\x07|\x1b\\|\x9c|$)"  # OSC and the like: titles, links
     r"|\x1b[ -/]*[0-~]",
     re.DOTALL,
 )
@@ -61,7 +61,7 @@ _TURNS: Final = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206
 
 
 def clean(text: str, *, lines: bool = False) -> str:
-    """Give a text without terminal sequences, other control characters spelled out; `lines` keeps line ends and tabs."""
+    """Give a text without terminal sequences, controls spelled out; `lines` keeps line ends and tabs."""
     if text.isascii() and text.isprintable():
         return text
     kept = "\n\t" if lines else ""
@@ -114,7 +114,7 @@ def warn(*parts: str | tuple[str, str]) -> None:
 
 
 def rows(headers: Sequence[str], cells: Iterable[Sequence[str]], *, styled: int | None = None) -> None:
-    """Print a table; the column `styled` holds words that have a style. On a terminal long cells are folded."""
+    """Print a table; column `styled` holds words that have a style. On a terminal long cells are folded."""
     console = out()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for header in headers:
@@ -141,7 +141,7 @@ class _Heard(logging.Handler):
 
 
 def heard() -> None:
-    """Let what the engine and the nodes log as a warning be printed, unless the application listens itself."""
+    """Print what engine and nodes log as a warning, unless the application listens itself."""
     logger = logging.getLogger("dagresume")
     if not logger.hasHandlers():
         handler = _Heard(logging.WARNING)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 from dagresume import words
 from dagresume.cli.command import FAILED, INTERRUPTED, WAITING, Here
 from dagresume.cli.screen import STYLES, clean, line, picture, print_json, say
-from dagresume.engine import RunInfo
 from dagresume.errors import NoOutput
 from dagresume.events import RunStatus, segments
-from dagresume.policy import NodeFailure
-from dagresume.results import RunResult
-from dagresume.workflow import Workflow
+
+if TYPE_CHECKING:
+    from dagresume.engine import RunInfo
+    from dagresume.policy import NodeFailure
+    from dagresume.results import RunResult
+    from dagresume.workflow import Workflow
 
 __all__ = ["as_failure", "as_run", "code_of", "print_failures", "print_next", "report", "status_line"]
 
@@ -49,7 +52,7 @@ def report(result: RunResult, wf: Workflow | None, here: Here, *, as_json: bool)
     if result.failures:
         say("")
         print_failures(result.failures, here, result.run_id)
-    print_next(result.run_id, result.status, result.reason, here)
+    print_next(result.run_id, result.status, result.reason, here, result.failures)
     return code_of(result.status)
 
 
@@ -71,15 +74,14 @@ def _work_line(result: RunResult) -> str:
         return f"nothing was executed; {words.counted(len(result.reused), 'path')} completed before"
     latency = stats.checkpoint_latency
     parts = [
-        f"executed {len(result.executed):,}, reused {len(result.reused):,}",
-        f"in {words.duration(stats.seconds)}",
+        f"{words.counted(len(result.executed), 'path')} executed, {len(result.reused):,} reused",
+        words.duration(stats.seconds),
         words.counted(stats.commits, "commit"),
     ]
     if latency.count:
-        parts.append(
-            f"checkpoints durable after {words.duration(latency.p50)} (p50), {words.duration(latency.p99)} (p99)"
-        )
-    return "; ".join([" ".join(parts[:2]), *parts[2:]])
+        p50, p99 = words.duration(latency.p50), words.duration(latency.p99)
+        parts.append(f"checkpoints durable after {p50} (p50), {p99} (p99)")
+    return " · ".join(parts)
 
 
 def _outputs(result: RunResult, wf: Workflow | None) -> list[tuple[str, str]]:
@@ -89,7 +91,9 @@ def _outputs(result: RunResult, wf: Workflow | None) -> list[tuple[str, str]]:
     else:
         graph = wf.compiled
         ids = [id_ for id_, children in zip(graph.ids, graph.children, strict=True) if not children]
-    return [(clean(id_), picture(result.outputs[id_])) for id_ in ids[:MOST_FAILURES] if id_ in result.outputs]
+    return [
+        (clean(id_), picture(result.outputs[id_])) for id_ in ids[:MOST_FAILURES] if id_ in result.outputs
+    ]
 
 
 # -- failures -------------------------------------------------------------------------------------------
@@ -129,7 +133,7 @@ def _attempts(same: Sequence[NodeFailure]) -> str:
 
 
 def _error(kind: str, message: str) -> str:
-    told = line(message)
+    told, kind = line(message), kind.removeprefix("dagresume.errors.")
     return f"{clean(kind)}: {told}" if told and kind else clean(kind) or told or "its items failed"
 
 
@@ -146,8 +150,16 @@ def place_of(failure: NodeFailure) -> str:
     return f"{path}:{number}"
 
 
-def print_next(run_id: str, status: RunStatus, reason: str | None, here: Here) -> None:
+def print_next(
+    run_id: str,
+    status: RunStatus,
+    reason: str | None,
+    here: Here,
+    failures: Mapping[str, NodeFailure] = MappingProxyType({}),
+) -> None:
     """Print which command goes on from here, if there is one."""
+    if status is RunStatus.FAILED and any(f.reason == "not_serialisable" for f in failures.values()):
+        reason = "not_serialisable"
     lines = list(_next(run_id, status, reason, here))
     if lines:
         say("")
@@ -157,7 +169,10 @@ def print_next(run_id: str, status: RunStatus, reason: str | None, here: Here) -
 
 def _next(run_id: str, status: RunStatus, reason: str | None, here: Here) -> Iterable[str]:
     resume, retry = here.command("resume", run_id), here.command("retry", run_id)
-    if status is RunStatus.FAILED:
+    if reason == "not_serialisable":
+        yield "Everything that completed is kept. Mend what the node returns, then run it again:"
+        yield f"  {retry}"
+    elif status is RunStatus.FAILED:
         yield "Everything that completed is kept. Mend the cause, then run what is missing:"
         yield f"  {resume}"
     elif reason == "uncertain":

@@ -1,4 +1,4 @@
-"""Finds workflows by what a person wrote: `package.module:attribute` or `path/flow.py[:attribute]`; and their inputs."""
+"""Finds what a person names: package.module:attribute, path/flow.py[:attribute], inputs, limits."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _load_file(path: Path) -> types.ModuleType:
         raise Problem(f"there is no file {path} (seen from {Path.cwd()})")
     if path.suffix != ".py":
         raise Problem(f"{path} is not a Python file; a workflow is path/flow.py or package.module:attribute")
-    path = path.resolve()
+    shown, path = str(path), path.resolve()
     root, name = path.parent, path.stem
     while (root / "__init__.py").exists():  # inside a package: imported as the part of it that it is
         name, root = f"{root.name}.{name}", root.parent
@@ -97,8 +97,8 @@ def _load_file(path: Path) -> types.ModuleType:
         raise Problem(f"{path.name}: a module called {name!r} is loaded already. Give the file another name.")
     _put_on_path(root)
     if "." in name and root != path.parent:
-        return _guarded(str(path), lambda: importlib.import_module(name))
-    return _guarded(str(path), lambda: _execute(name.replace(".", "_"), path))
+        return _guarded(shown, lambda: importlib.import_module(name))
+    return _guarded(shown, lambda: _execute(name.replace(".", "_"), path))
 
 
 def _execute(name: str, path: Path) -> types.ModuleType:
@@ -149,6 +149,8 @@ def _told(place: str, error: Exception) -> NoReturn:
     else:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{frame.filename}:{frame.lineno}"
+    if Path(where).is_relative_to(Path.cwd()):
+        where = str(Path(where).relative_to(Path.cwd()))
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     raise Problem(f"{place} cannot be imported: {type(error).__name__}: {text} ({where})") from error
 
@@ -157,7 +159,7 @@ def _told(place: str, error: Exception) -> NoReturn:
 
 
 def apps(given: Sequence[str] | None) -> list[str]:
-    """Give the targets that may be meant by stored runs: `--app`, else DAGRESUME_APP, else those of pyproject.toml."""
+    """Give the targets that stored runs may mean: --app, else DAGRESUME_APP, else those of pyproject.toml."""
     if given:
         return list(given)
     variable = os.environ.get("DAGRESUME_APP", "").strip()
@@ -188,7 +190,9 @@ def _of_project(file: Path) -> list[str]:
     section = project.get("tool", {}).get("dagresume", {})
     named = section.get("apps", []) if isinstance(section, dict) else None
     if not isinstance(named, list) or not all(isinstance(target, str) for target in named):
-        raise Problem(f"{file}: apps in [tool.dagresume] is a list of targets, like ['package.module:attribute']")
+        raise Problem(
+            f"{file}: apps in [tool.dagresume] is a list of targets, like ['package.module:attribute']"
+        )
     return named
 
 
@@ -196,7 +200,7 @@ def _of_project(file: Path) -> list[str]:
 
 
 def inputs_of(wf: Workflow, given: Sequence[str], file: Path | None) -> dict[str, Any]:
-    """Give the run inputs: those of the file, and over them `name=value` pairs, JSON unless their type is text."""
+    """Give the run inputs: the file, over it `name=value` pairs, which are JSON unless their type is text."""
     inputs = {} if file is None else _read(file)
     for pair in given:
         name, equals, text = pair.partition("=")
@@ -214,7 +218,9 @@ def _read(file: Path) -> dict[str, Any]:
     except ValueError as error:
         raise Problem(f"--inputs {file} is not JSON: {error}") from error
     if not isinstance(inputs, dict):
-        raise Problem(f"--inputs {file} holds {type(inputs).__name__}; it must be an object of names and values")
+        raise Problem(
+            f"--inputs {file} holds {type(inputs).__name__}; it must be an object of names and values"
+        )
     return inputs
 
 
@@ -255,7 +261,7 @@ def limits_of(given: Sequence[str] | None) -> dict[str, Limit]:
                 found[name] = Limit(int(text), before.rate)
         except (ValueError, DagresumeError):
             raise Problem(
-                f"--limit {pair!r}: {text!r} is no limit. Write a whole number from 1 (at once), or a rate like"
-                " 500/minute (second, minute, hour, day)."
+                f"--limit {pair!r}: {text!r} is no limit. Write a whole number from 1 (at once), or a rate"
+                " like 500/minute (second, minute, hour, day)."
             ) from None
     return found

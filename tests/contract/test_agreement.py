@@ -37,7 +37,6 @@ node_kinds = st.sampled_from(["node.completed", "node.failed", "node.started"])
 run_kinds = st.sampled_from(
     [
         "run.created",
-        "run.claimed",
         "run.completed",
         "run.failed",
         "run.waiting",

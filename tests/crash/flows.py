@@ -28,6 +28,13 @@ def world(folder: Path = Path()) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
+def first_time(path: str) -> bool:
+    """Leave a line for this path; say whether it is the first one. An attempt's number does not tell: the start record of
+    an idempotent path is written a little later."""
+    leave(path)
+    return [line.split()[0] for line in world()].count(path) == 1
+
+
 async def work(ctx: Context, value: int) -> int:
     """Have the effect of a path, and say so a moment later."""
     await asyncio.sleep(0.001)
@@ -86,12 +93,11 @@ asking = diamond(idempotent=False, reconcile=look)
 
 
 def chain(*, idempotent: bool, die_in: str | None = None) -> Workflow:
-    """a → b → c; `die_in`: this node's first attempt kills the process."""
+    """a → b → c; `die_in`: this node kills its process the first time."""
     wf = Workflow("chain", idempotent=idempotent)
 
     async def step(ctx: Context) -> str:
-        leave(f"{ctx.path} {ctx.attempt}")
-        if ctx.path == die_in and ctx.attempt == 1:
+        if first_time(ctx.path) and ctx.path == die_in:
             die()
         return ctx.path
 
@@ -133,10 +139,11 @@ JOB = "sleep 0.2; echo job {key} >> world.log"
 @outside.node
 async def order(ctx: Context) -> str:
     key = ctx.idempotency_key
-    leave(f"order {ctx.attempt} {key}")
     if f"job {key}" in world():
+        leave(f"order {ctx.attempt} {key}")
         return "done already"
     subprocess.Popen(["sh", "-c", JOB.format(key=key)], start_new_session=True)
+    leave(f"order {ctx.attempt} {key}")
     await asyncio.sleep(60)
     return "never"
 
@@ -163,7 +170,7 @@ async def failing(ctx: Context) -> None:
 @branches.node(id="d", depends_on="a")
 async def long(ctx: Context) -> None:
     leave("begin d")
-    if ctx.attempt == 1:
+    if world().count("begin d") == 1:
         await asyncio.sleep(60)
     await asyncio.sleep(0.05)
     leave("end d")
@@ -179,13 +186,12 @@ async def last(ctx: Context) -> None:
 
 
 def ten(*, idempotent: bool) -> Workflow:
-    """A map over ten; the first attempts of items 2 and 3 stay inside their bodies."""
+    """A map over ten; the items 2 and 3 stay inside their bodies the first time."""
     wf = Workflow("ten", idempotent=idempotent)
 
     @wf.node(id="m", for_each={"n": "numbers"})
     async def item(n: int, ctx: Context) -> int:
-        leave(f"{ctx.path} {ctx.attempt}")
-        if n in (2, 3) and ctx.attempt == 1:
+        if first_time(ctx.path) and n in (2, 3):
             await asyncio.sleep(60)
         return n * n
 
@@ -235,8 +241,7 @@ async def draw(n: int, ctx: Context) -> float:
 
 @pairs.node(for_each={"value": "draw"})
 async def keep(value: float, ctx: Context) -> float:
-    leave(f"{ctx.path} {value}")
-    if ctx.index == 2 and ctx.attempt == 1:
+    if first_time(ctx.path) and ctx.index == 2:
         await asyncio.sleep(60)
     return value
 
@@ -273,3 +278,54 @@ async def pause(ctx: Context) -> str:
 
 for _node, _above in (("a", ()), ("b", ("a",)), ("c", ("b",)), ("d", ("c",))):
     patient.node(id=_node, depends_on=_above)(pause)
+
+
+# -- a bit of everything --------------------------------------------------------------------------------
+
+
+def mixed(*, idempotent: bool, reconcile: Callable[..., Any] | None = None) -> Workflow:
+    """A pure node, two chained maps of which one item fails, a big output, a thread, a failure that is dealt with."""
+    wf = Workflow("mixed", idempotent=idempotent)
+
+    @wf.node(checkpoint=False, idempotent=True)
+    async def pure(start: int) -> list[int]:
+        return [start + k for k in range(4)]
+
+    @wf.node(for_each={"n": "pure"}, concurrency=3, tolerate=1, reconcile=reconcile)
+    async def above(n: int, ctx: Context) -> int:
+        if ctx.index == 2:
+            raise ValueError("this one never works")
+        return await work(ctx, n)
+
+    @wf.node(for_each={"value": "above"}, reconcile=reconcile)
+    async def below(value: int, ctx: Context) -> int:
+        ctx.usage(tokens_in=1)
+        return await work(ctx, value + 1)
+
+    @wf.node(idempotent=True)
+    def in_thread(pure: list[int], ctx: Context) -> str:
+        ctx.log.info("a line")
+        return "x" * 66_000
+
+    @wf.node(reconcile=reconcile)
+    async def bad(in_thread: str, ctx: Context) -> int:
+        raise ValueError("this never works either")
+
+    @wf.node(depends_on="bad", trigger="any_failed", reconcile=reconcile)
+    async def handle(ctx: Context) -> int:
+        return await work(ctx, len(ctx.failures))
+
+    @wf.node(depends_on="in_thread", trigger="any_failed")
+    async def not_needed() -> None:
+        leave("not_needed")
+
+    @wf.node(depends_on="not_needed", reconcile=reconcile)
+    async def end(below: list[Any], handle: int, pure: list[int], ctx: Context) -> int:
+        return await work(ctx, handle + len(pure) + sum(value for value in below if isinstance(value, int)))
+
+    return wf
+
+
+mixed_idempotent = mixed(idempotent=True)
+mixed_careful = mixed(idempotent=False)
+mixed_asking = mixed(idempotent=False, reconcile=look)

@@ -16,9 +16,13 @@ from tests.crash import flows
 DB = "runs.db"
 
 
-async def go(flow: str, how: str = "run", key: str = "k", options: Any = None, **inputs: Any) -> dict[str, Any]:
+async def go(
+    flow: str, how: str = "run", key: str = "k", options: Any = None, **inputs: Any
+) -> dict[str, Any]:
     """Run a workflow, or resume or retry its newest run."""
-    return await _go(getattr(flows, flow), how, key, Engine(DB, workflows=[getattr(flows, flow)], **options or {}), inputs)
+    return await _go(
+        getattr(flows, flow), how, key, Engine(DB, workflows=[getattr(flows, flow)], **options or {}), inputs
+    )
 
 
 async def _go(wf: Any, how: str, key: str, engine: Engine, inputs: Any) -> dict[str, Any]:
@@ -115,5 +119,3 @@ async def stay(seconds: float = 60) -> None:
     async with Engine(DB):
         flows.leave("here")
         await asyncio.sleep(seconds)
-
-

@@ -12,7 +12,7 @@ from dagresume import Decision, Engine, Event, RunInfo, RunResult, Workflow
 from dagresume.clock import Clock, SystemClock
 from dagresume.events import Record
 from dagresume.sqlite import SQLiteStore
-from dagresume.store import MemoryStore, Outcome, Store, StoreFailed, Unit
+from dagresume.store import MemoryStore, Outcome, Store, StoreFailed, Unit, completes
 
 Wrap = Callable[[Store], Store]
 
@@ -128,11 +128,17 @@ class FaultyStore:
         return getattr(self._inner, name)
 
     async def commit(self, units: Sequence[Unit]) -> list[Outcome]:
-        """Write what is not spoilt."""
-        bad = {
-            n for n, unit in enumerate(units) if any(self._spoils(unit, record) for record in unit.records)
-        }
-        self.spoilt += len(bad)
+        """Write what is not spoilt; behind it no run is declared completed, as in every store."""
+        bad: set[int] = set()
+        holes: set[object] = set()
+        for n, unit in enumerate(units):
+            run = getattr(unit.guard, "run", None)
+            if any(self._spoils(unit, record) for record in unit.records):
+                self.spoilt += 1
+                holes.add(run)
+                bad.add(n)
+            elif run in holes and completes(unit):
+                bad.add(n)
         good = [unit for n, unit in enumerate(units) if n not in bad]
         outcomes = iter(await self._inner.commit(good) if good else [])
         return [StoreFailed(self._error()) if n in bad else next(outcomes) for n in range(len(units))]

@@ -160,6 +160,13 @@ class Kept(Exception):
         self.code, self.detail = code, detail
 
 
+class Wordy(Exception):
+    """Calling it with its own `args` would say "bad bad 7"."""
+
+    def __init__(self, code: object) -> None:
+        super().__init__(f"bad {code}")
+
+
 class Locked(Exception):
     def __init__(self) -> None:
         super().__init__("holds a lock", threading.Lock())
@@ -212,6 +219,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "unicode": lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
     "group": lambda: ExceptionGroup("several", [ValueError(1), Kept(1, detail="d")]),
     "kept": lambda: Kept(7, detail="d"),
+    "wordy": lambda: Wordy(7),
     "locked": Locked,
     "mute": Mute,
     "hostile": lambda: Hostile("very hostile"),
@@ -657,6 +665,12 @@ class Score:
 class E(Exception):
     pass
 
+async def died(executor):
+    try:
+        await executor.run(Call(os._exit, (1,), {}, None))
+    except Exception as error:
+        print(type(error).__name__)
+
 def score(n): return Score(n)
 def fail(): raise E("from main")
 def hold(path):
@@ -668,7 +682,7 @@ def hold(path):
 
 
 def environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(ROOT)}
+    return os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
 
 
 def run_script(command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -705,11 +719,12 @@ def test_what_a_body_prints_is_not_lost(tmp_path: Path) -> None:
 async def main():
     executor = ProcessExecutor()
     await executor.run(Call(print, ("printed",), {}, None))
-    os._exit(0)
+    await died(executor)
+    await executor.close()
 """,
         )
     )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "printed\n", "")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "printed\nWorkerDied\n", "")
 
 
 def test_an_interactive_function_is_refused_with_advice() -> None:
@@ -759,10 +774,11 @@ def test_workers_die_with_their_parent(tmp_path: Path, end: str) -> None:
     ends = {"kill": "await asyncio.sleep(3600)", "return": "return", "exit": "os._exit(0)"}
     text = f"""
 async def main():
+    global executor  # collecting it would hang up
     executor = ProcessExecutor(2)
-    await executor.run(Call(score, (7,), {{}}, None))
     task = asyncio.create_task(executor.run(Call(hold, ({str(lock)!r},), {{}}, None)))
     await asyncio.to_thread(sys.stdin.readline)
+    await executor.run(Call(score, (7,), {{}}, None))  # by a second worker, idle from here on
     task.add_done_callback(lambda task: task.cancelled() or task.exception())
     {ends[end]}
 """
