@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dagresume import codec
 from dagresume.context import Context
-from dagresume.engine import Engine, NodeInfo, RunHandle, RunInfo, run_sync
+from dagresume.engine import Engine, RunHandle
 from dagresume.errors import (
     AlreadyDecided,
     AlreadyRunning,
@@ -59,6 +59,8 @@ from dagresume.policy import (
     Value,
 )
 from dagresume.results import RunResult
+from dagresume.sync import run_sync
+from dagresume.views import NodeInfo, RunInfo
 from dagresume.workflow import Workflow
 
 __version__ = "0.1.0"

@@ -6,14 +6,9 @@ import asyncio
 import contextlib
 import json
 import secrets
-import signal
-import threading
 import uuid
 from array import array
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -25,7 +20,7 @@ import anyio
 from dagresume import codec
 from dagresume.blobs import BlobLost, BlobStore
 from dagresume.clock import Clock, SystemClock, to_datetime
-from dagresume.definition import code_hashes, describe, differences, identity
+from dagresume.definition import describe, differences, identity
 from dagresume.errors import (
     AlreadyRunning,
     CheckpointLost,
@@ -33,7 +28,6 @@ from dagresume.errors import (
     DefinitionError,
     EngineClosed,
     InputsChanged,
-    OutputNotSerializable,
     OwnershipError,
     RunCancelled,
     RunFailed,
@@ -56,30 +50,29 @@ from dagresume.events import (
     RUN_CREATED,
     RUN_FAILED,
     RUN_INTERRUPTED,
-    WAITING,
     Event,
-    NodeStatus,
     Record,
     RunStatus,
     Snapshot,
     node_record,
     run_record,
     segments,
-    status_of,
 )
 from dagresume.executor import Executor, LoopExecutor, ProcessExecutor, ThreadExecutor
 from dagresume.jobs import Services
 from dagresume.journal import Journal
 from dagresume.lease import Lease
 from dagresume.observe import failure_of
-from dagresume.planner import Decision, Vertex, plan, uncertain_paths, vertices
-from dagresume.policy import Join, Limit, NodeFailure, join
+from dagresume.planner import Decision, plan, uncertain_paths
+from dagresume.policy import Limit
 from dagresume.pool import Pool
+from dagresume.program import Program, inputs_text, to_reset
 from dagresume.results import Cell, Lazily, Outputs, RunResult, Stats, Stored
 from dagresume.scheduler import Run, start_ready
 from dagresume.scopes import item_failure
 from dagresume.sessions import this_session
 from dagresume.sqlite import SQLiteStore
+from dagresume.steady import to_its_end
 from dagresume.store import (
     Claim,
     Committed,
@@ -96,80 +89,14 @@ from dagresume.store import (
     StoreFailed,
     Unit,
 )
-from dagresume.workflow import Graph, Workflow, nearest
+from dagresume.views import RunInfo, run_info, stored_as, wanted_statuses
+from dagresume.workflow import Workflow
 
-__all__ = ["Engine", "NodeInfo", "RunHandle", "RunInfo", "run_sync"]
+__all__ = ["Engine", "RunHandle"]
 
 T = TypeVar("T")
 Wait = Literal["timers", "all", "none"]
 POLL: Final = 0.25  # seconds between two looks for letters from other processes
-
-
-class Program:
-    """A workflow as one engine runs it: checked, numbered, described; made once for each state of its
-    declaration.
-    """
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.rules: tuple[Vertex, ...] = vertices(graph)
-        self.by_id = {vertex.id: vertex for vertex in self.rules}
-        self.definition: Definition = describe(graph)
-        self.codes = code_hashes(graph)
-        self.input_types = {name: codec.types_of(*hints) for name, hints in graph.inputs.items()}
-
-    def id_of(self, function: Callable[..., Any]) -> str:
-        """Give the node whose function this is."""
-        found = next((node.id for node in self.graph.nodes if node.fn is function), None)
-        return found or str(getattr(function, "__name__", repr(function)))
-
-    def pack_inputs(self, inputs: Mapping[str, Any]) -> dict[str, tuple[str, bytes]]:
-        """Give each run input packed in canonical form, with its digest."""
-        packed = {}
-        for name in sorted(inputs):
-            try:
-                text = codec.canonical(inputs[name], self.input_types.get(name, codec.EMPTY))
-            except OutputNotSerializable as error:
-                place = f"input {name!r}{error.place[1:]}"
-                raise OutputNotSerializable(None, place, error.type_name, error.reason) from None
-            packed[name] = (text, codec.digest(text))
-        return packed
-
-
-@dataclass(frozen=True, slots=True)
-class NodeInfo:
-    """The state of one path: `status`, why (`reason`), how often it was tried, when that changed, how long it
-    took.
-    """
-
-    path: str
-    status: NodeStatus
-    reason: str | None = None
-    attempt: int = 0
-    at: datetime | None = None
-    seconds: float | None = None
-    failure: NodeFailure | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RunInfo:
-    """A run as the store has it. `nodes` (path → NodeInfo) only from `Engine.get`. Times are aware UTC
-    datetimes.
-    """
-
-    run_id: str
-    workflow: str
-    version: str
-    key: str | None
-    status: RunStatus
-    reason: str | None
-    created_at: datetime
-    updated_at: datetime
-    finished_at: datetime | None
-    owner: str | None
-    source: str
-    nodes: Mapping[str, NodeInfo] = field(default_factory=dict, repr=False)
-    failures: Mapping[str, NodeFailure] = field(default_factory=dict, repr=False)
 
 
 class RunHandle:
@@ -295,7 +222,7 @@ class Engine:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        await _unbroken(self._close())
+        await to_its_end(self._close())
 
     async def _close(self) -> None:
         """Leave: no new body, grace for those under way, then `interrupted`; what was returned is written."""
@@ -423,7 +350,7 @@ class Engine:
     async def get(self, run_id: str) -> RunInfo:
         """Give a run with the state of each of its paths; needs no code."""
         loaded = await self._load(run_id)
-        return _info(loaded.row, loaded.holder, loaded)
+        return run_info(loaded.row, loaded.holder, loaded)
 
     async def runs(
         self,
@@ -436,12 +363,12 @@ class Engine:
     ) -> list[RunInfo]:
         """Give the newest runs that match; `before`: those older than this run id."""
         self._check_open()
-        wanted = _statuses(status)
+        wanted = wanted_statuses(status)
         older = None if before is None else (await self._load(before)).row.run
         found = await self._store.find(
-            workflow=workflow, key=key, status=_stored_as(wanted), before=older, limit=limit
+            workflow=workflow, key=key, status=stored_as(wanted), before=older, limit=limit
         )
-        infos = [_info(row, holder) for row, holder in found]
+        infos = [run_info(row, holder) for row, holder in found]
         return infos if wanted is None else [info for info in infos if info.status in wanted]
 
     async def result(self, run_id: str) -> RunResult:
@@ -534,8 +461,8 @@ class Engine:
         self, program: Program, packed: Mapping[str, tuple[str, bytes]], key: str | None, saw: int | None
     ) -> Run | None:
         run_id = _uuid7(self._clock.now())
-        text = "{" + ",".join(f"{codec.pack(name)}:{value}" for name, (value, _) in packed.items()) + "}"
-        facts: dict[str, Any] = {"codes": _compact(program.codes)}
+        text = inputs_text(packed)
+        facts: dict[str, Any] = {"codes": program.codes}
         digest = codec.digest(text)
         if self._blobs is not None and len(text) > self._spill_bytes:
             facts["inputs_blob"] = await self._spill(run_id, text)
@@ -569,7 +496,7 @@ class Engine:
         loaded = await self._load(row.run_id)
         snapshot = Snapshot(loaded.records)
         stored = await self._inputs(loaded, snapshot)
-        if row.inputs_digest != _inputs_digest(packed):
+        if row.inputs_digest != codec.digest(inputs_text(packed)):
             names = [n for n in {**stored, **packed} if stored.get(n, (0, 0))[1] != packed.get(n, (0, 0))[1]]
             raise InputsChanged(row.workflow, row.key or "", row.run_id, names)
         if row.status == RunStatus.COMPLETED:
@@ -629,10 +556,10 @@ class Engine:
         facts: dict[str, Any] = {"by": "resume" if retry is None else "retry"}
         if retry:
             facts["from"] = retry
-        if _compact(program.codes) != snapshot.codes:
-            facts["codes"] = _compact(program.codes)
+        if program.codes != snapshot.codes:
+            facts["codes"] = program.codes
         records = [run_record(RUN_CLAIMED, now, None, **facts)]
-        for path in _to_reset(program, snapshot, retry):
+        for path in to_reset(program, snapshot, retry):
             prior = snapshot.paths[path]
             records.append(node_record(RESET, path, prior.attempt, now, "asked"))
             snapshot.apply(records[-1])
@@ -674,11 +601,11 @@ class Engine:
         """Write the unit that makes or claims a run; from then on it is ours to attend."""
         self._runs[run.run_id] = run
         try:
-            outcome = await _unbroken_future(run.open(guard, records, definition))
+            outcome = await to_its_end(run.open(guard, records, definition))
         except asyncio.CancelledError:
             run.stop(RUN_INTERRUPTED, "cancelled")
             if run.owned.run:
-                await _unbroken(self._attended(run))
+                await to_its_end(self._attended(run))
             self._runs.pop(run.run_id, None)
             raise
         if isinstance(outcome, Committed):
@@ -696,9 +623,9 @@ class Engine:
             await asyncio.shield(run.ended)
         except asyncio.CancelledError:
             run.stop(RUN_INTERRUPTED, "cancelled")
-            await _unbroken(self._attended(run))
+            await to_its_end(self._attended(run))
             raise
-        return await _unbroken(self._attended(run))
+        return await to_its_end(self._attended(run))
 
     async def _attended(self, run: Run) -> RunResult:
         await self._until_ended(run)
@@ -773,7 +700,7 @@ class Engine:
                 (cells if record.kind == COMPLETED else parts)[node["id"]] = _items(snapshot, record)
             elif record.kind == COMPLETED:
                 cells[node["id"]] = Stored.of(record)
-        info = _info(loaded.row, loaded.holder, loaded)
+        info = run_info(loaded.row, loaded.holder, loaded)
 
         def status(path: str) -> str | None:
             found = info.nodes.get(path)
@@ -951,154 +878,6 @@ def _executor(name: str, concurrency: int) -> Executor:
     raise DefinitionError(f"executor={name!r} is not installed: pip install 'dagresume[{name}]'")
 
 
-def _to_reset(program: Program, snapshot: Snapshot, retry: str | None) -> list[str]:
-    """Give the paths that a person's word sets back, in the order they are known."""
-    if retry is None:
-        return []
-    if not retry:
-        doubtful = set(uncertain_paths(program.by_id, snapshot, reconcile=False))
-        return [p for p, r in snapshot.paths.items() if p in doubtful or r.kind == WAITING]
-    target, index = segments(retry)[0]
-    if target not in program.by_id:
-        near = nearest(target, program.by_id)
-        hint = f" Did you mean {near!r}?" if near else ""
-        raise DefinitionError(f"workflow {program.graph.workflow!r} has no node {target!r}.{hint}")
-    whole, some = _below(program, program.by_id[target], index)
-    return [
-        path for path, record in snapshot.paths.items()
-        if record.kind != RESET and _is_below(path, whole, some, index)
-    ]  # fmt: skip
-
-
-def _below(program: Program, start: Vertex, index: int | None) -> tuple[set[str], set[str]]:
-    """Give the nodes that run again whole, and the maps of which only the item of that index does."""
-    whole, some = set[str](), set[str]()
-    queue = [(start, index is not None and start.is_map)]
-    for vertex, one in queue:
-        if vertex.id in whole or (one and vertex.id in some):
-            continue
-        (some if one else whole).add(vertex.id)
-        for child in vertex.children:
-            below = program.rules[child]
-            queue.append((below, one and vertex.index in below.chained))
-    return whole, some - whole
-
-
-def _is_below(path: str, whole: set[str], some: set[str], index: int | None) -> bool:
-    node, at = segments(path)[0]
-    return node in whole or (node in some and at in {None, index})
-
-
-def _items(snapshot: Snapshot, record: Record) -> list[Any]:
-    """Give where the items of a map lie; of one that has not completed, None for what is not there."""
-    cells: list[str | Stored | None] = []
-    for k in range(record.facts.get("count", 0)):
-        item = snapshot.paths.get(f"{record.path}[{k}]")
-        if item is not None and item.kind == COMPLETED:
-            cells.append(Stored.of(item))
-        elif item is not None and record.kind == COMPLETED:
-            cells.append(item_failure(failure_of(item)))
-        else:
-            cells.append(None)
-    return cells
-
-
-def _info(row: RunRow, holder: Holder | None, loaded: Loaded | None = None) -> RunInfo:
-    status, reason = RunStatus(row.status), row.reason
-    if status is RunStatus.RUNNING and (holder is None or not holder.alive):
-        status, reason = RunStatus.INTERRUPTED, "owner_died"
-    nodes = {} if loaded is None else _nodes(loaded, live=status is RunStatus.RUNNING)
-    failures = {
-        p: n.failure for p, n in nodes.items() if n.failure is not None and n.status is NodeStatus.FAILED
-    }
-    return RunInfo(
-        row.run_id, row.workflow, row.version, row.key, status, reason,
-        to_datetime(row.created_at), to_datetime(row.updated_at),
-        None if row.finished_at is None else to_datetime(row.finished_at),
-        str(holder) if holder is not None and holder.alive else None, row.source, nodes,
-        _only_unhandled(failures, nodes, loaded),
-    )  # fmt: skip
-
-
-def _nodes(loaded: Loaded, *, live: bool) -> dict[str, NodeInfo]:
-    """Give the state of every path that has one, and of the nodes that have none yet; definition order, items
-    after.
-    """
-    snapshot = Snapshot(loaded.records)
-    graph = json.loads(loaded.graph)
-    of: dict[str, list[str]] = {}
-    for path in snapshot.paths:
-        of.setdefault(segments(path)[0][0], []).append(path)
-    nodes: dict[str, NodeInfo] = {}
-    for node in graph["nodes"]:
-        id_ = node["id"]
-        paths = sorted(of.pop(id_, []), key=segments_key)
-        if id_ not in paths:
-            nodes[id_] = NodeInfo(id_, _unborn(node, nodes))
-        for path in paths:
-            found = _node(snapshot.paths[path], live=live)
-            if path == id_ and found.status is NodeStatus.PENDING:
-                found = replace(found, status=_unborn(node, nodes))
-            nodes[path] = found
-    return nodes
-
-
-def _unborn(node: Mapping[str, Any], nodes: Mapping[str, NodeInfo]) -> NodeStatus:
-    """Give the status of a node that nothing has happened to: it waits, or what it needs has failed."""
-    statuses = [nodes[parent].status for parent in node["parents"] if parent in nodes]
-    completed, skipped = statuses.count(NodeStatus.COMPLETED), statuses.count(NodeStatus.SKIPPED)
-    failed = statuses.count(NodeStatus.FAILED) + statuses.count(NodeStatus.UPSTREAM_FAILED)
-    if not failed or completed + skipped + failed < len(node["parents"]):
-        return NodeStatus.PENDING
-    blocked = join(node.get("trigger", "none_failed"), completed, skipped, failed) is Join.BLOCK
-    return NodeStatus.UPSTREAM_FAILED if blocked else NodeStatus.PENDING
-
-
-def segments_key(path: str) -> tuple[tuple[str, int], ...]:
-    return tuple((node, -1 if index is None else index) for node, index in segments(path))
-
-
-def _node(record: Record, *, live: bool) -> NodeInfo:
-    status = status_of(record)
-    if not live and status is NodeStatus.RUNNING:
-        status = NodeStatus.INTERRUPTED
-    failed = record.kind == FAILED
-    return NodeInfo(
-        record.path or "",
-        status,
-        record.reason,
-        record.attempt or 0,
-        to_datetime(record.at),
-        None if record.took is None else record.took / 1e6,
-        failure_of(record) if failed else None,
-    )
-
-
-def _only_unhandled(
-    failures: Mapping[str, NodeFailure], nodes: Mapping[str, NodeInfo], loaded: Loaded | None
-) -> dict[str, NodeFailure]:
-    """Leave out maps (their items say more), what was tolerated, and what a child that runs on failures dealt
-    with.
-    """
-    if loaded is None or not failures:
-        return {}
-    graph = {node["id"]: node for node in json.loads(loaded.graph)["nodes"]}
-    completed = {id_ for id_ in graph if id_ in nodes and nodes[id_].status is NodeStatus.COMPLETED}
-    handlers = [graph[id_] for id_ in completed if graph[id_].get("trigger") == "any_failed"]
-    dealt = {parent for node in handlers for parent in node["parents"]}
-    kept = {}
-    for path, failure in failures.items():
-        node, index = segments(path)[0]
-        outer = nodes.get(node)
-        tolerated = index is not None and outer is not None and outer.status is NodeStatus.COMPLETED
-        a_map = (
-            index is None and graph.get(node, {}).get("type") == "map" and failure.reason == "items_failed"
-        )
-        if node not in dealt and not tolerated and not a_map:
-            kept[path] = failure
-    return kept
-
-
 def _raise_if_bad(result: RunResult) -> None:
     if result.status is RunStatus.FAILED:
         error = RunFailed(result.run_id, result.failures, f"it failed ({result.reason})")
@@ -1116,40 +895,8 @@ def _store_error(outcome: Outcome) -> BaseException:
     return StoreError(f"the store did not take it: {outcome}")
 
 
-def _compact(codes: Mapping[str, str]) -> dict[str, str]:
-    """Give code hashes with the most common one under "*": graphs of one function many times stay small."""
-    if not codes:
-        return {}
-    common = Counter(codes.values()).most_common(1)[0][0]
-    return {"*": common} | {node: code for node, code in codes.items() if code != common}
-
-
-def _inputs_digest(packed: Mapping[str, tuple[str, bytes]]) -> bytes:
-    return codec.digest(
-        "{" + ",".join(f"{codec.pack(name)}:{value}" for name, (value, _) in packed.items()) + "}"
-    )
-
-
 def _last(loaded: Loaded) -> int:
     return max((record.seq or 0 for record in loaded.records), default=0)
-
-
-def _statuses(status: str | Sequence[str] | None) -> frozenset[RunStatus] | None:
-    if status is None:
-        return None
-    words = (status,) if isinstance(status, str) else status
-    try:
-        return frozenset(map(RunStatus, words))
-    except ValueError:
-        known = ", ".join(RunStatus)
-        raise ValueError(f"status={status!r}: a run is one of {known}") from None
-
-
-def _stored_as(wanted: frozenset[RunStatus] | None) -> list[str] | None:
-    """A run whose owner died is interrupted, and is still stored as running."""
-    if wanted is None:
-        return None
-    return sorted(wanted | ({RunStatus.RUNNING} if RunStatus.INTERRUPTED in wanted else frozenset()))
 
 
 def _uuid7(microseconds: int) -> str:
@@ -1169,102 +916,15 @@ def _seen(task: asyncio.Task[RunResult]) -> None:
         task.exception()
 
 
-async def _unbroken(work: Coroutine[Any, Any, T]) -> T:
-    """Await `work` to its end whatever is cancelled meanwhile; then the cancellation goes on."""
-    return await _unbroken_future(asyncio.ensure_future(work))
-
-
-async def _unbroken_future(future: asyncio.Future[T]) -> T:
-    cancelled: asyncio.CancelledError | None = None
-    with anyio.CancelScope(shield=True):
-        while not future.done():
-            try:
-                await asyncio.wait([future])
-            except asyncio.CancelledError as error:
-                cancelled = error
-    if cancelled is not None:
-        if not future.cancelled():
-            future.exception()  # seen
-        raise cancelled
-    return future.result()
-
-
-_ENGINE_OPTIONS: Final = [
-    "workflows",
-    "limits",
-    "concurrency",
-    "synchronous",
-    "spill_bytes",
-    "lease_seconds",
-    "grace_seconds",
-    "fail_fast",
-    "adopt",
-    "debug",
-]
-
-
-def run_sync(
-    wf: Workflow, inputs: Mapping[str, Any] | None = None, *, db: str | Path = "dagresume.db", **options: Any
-) -> RunResult:
-    """Run a workflow from code that is not async, and give its result.
-
-    `options` are those of `Engine` and of `Engine.run`. Inside a running event loop it works in a thread with
-    a loop of its own. In the main thread SIGINT and SIGTERM interrupt the run, so that it can be resumed.
-    """
-    settings = {name: options.pop(name) for name in _ENGINE_OPTIONS if name in options}
-
-    async def work() -> RunResult:
-        with _interruptible():
-            async with Engine(db, **settings) as engine:
-                return await engine.run(wf, inputs, **options)
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work())
-    box: list[RunResult] = []
-    errors: list[BaseException] = []
-
-    def in_thread() -> None:
-        try:
-            box.append(asyncio.run(work()))
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=in_thread, name="dagresume run_sync")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return box[0]
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let SIGTERM end the run as Ctrl-C does: cancelled, written as interrupted, and raised as
-    KeyboardInterrupt.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    task, loop = asyncio.current_task(), asyncio.get_running_loop()
-    asked: list[int] = []
-
-    def stop() -> None:
-        asked.append(1)
-        if task is not None:
-            task.cancel()
-
-    try:
-        loop.add_signal_handler(signal.SIGTERM, stop)
-    except (NotImplementedError, RuntimeError):
-        yield
-        return
-    try:
-        yield
-    except asyncio.CancelledError:
-        if asked:
-            raise KeyboardInterrupt from None
-        raise
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)
+def _items(snapshot: Snapshot, record: Record) -> list[Any]:
+    """Give where the items of a map lie; of one that has not completed, None for what is not there."""
+    cells: list[str | Stored | None] = []
+    for k in range(record.facts.get("count", 0)):
+        item = snapshot.paths.get(f"{record.path}[{k}]")
+        if item is not None and item.kind == COMPLETED:
+            cells.append(Stored.of(item))
+        elif item is not None and record.kind == COMPLETED:
+            cells.append(item_failure(failure_of(item)))
+        else:
+            cells.append(None)
+    return cells

@@ -41,6 +41,7 @@ from dagresume.policy import NOT_DONE, NodeFailure, Settled
 from dagresume.pool import Pool
 from dagresume.results import Cell, Stored
 from dagresume.scopes import OPEN, Feed, Scope
+from dagresume.steady import to_its_end
 from dagresume.store import (
     Claim,
     Committed,
@@ -309,10 +310,17 @@ class Run:
         took = job.took()
         limit = self.services.spill_bytes
         if not vertex.pure and limit is not None and len(result) > limit:
-            # a cancelled run waits for it: the work is done and paid
-            blob = await ended(self.loop.create_task(_awaited(self.services.spill(self.run_id, result))))
+            blob = await self._spill(result)
             data = {"blob": blob}
         self._returned(job, result, took, data)
+
+    async def _spill(self, text: str) -> str:
+        """Put a big output into a blob. The run's cancellation waits for it: the work is done and paid."""
+        work = asyncio.ensure_future(self.services.spill(self.run_id, text))
+        try:
+            return await to_its_end(work)
+        except asyncio.CancelledError:
+            return work.result()
 
     async def _execute(self, job: Job, call: Call) -> Any:
         vertex = job.vertex
@@ -591,7 +599,10 @@ class Run:
         for text, p in zip(texts, parents, strict=True):
             if type(text) is not str or rules[p].types is not codec.EMPTY:
                 return None
-        return (codec.unpack(texts[0]),) if len(texts) == 1 else tuple(codec.unpack_many(texts))
+        try:
+            return (codec.unpack(texts[0]),) if len(texts) == 1 else tuple(codec.unpack_many(texts))
+        except NotLoadable:
+            return None  # one by one: then it is known whose it is
 
     def _shared(self, job: Job, binding: Binding) -> Any:
         """Give what all items of a map receive: decoded once, read-only by contract."""
@@ -956,22 +967,6 @@ def start_ready(pool: Pool, step: Step | None = None) -> None:
         unit.begins.append(job)
     for run, unit in units.items():
         run.hand_over(unit)
-
-
-async def ended(task: asyncio.Task[str]) -> str:
-    """Give the result of a task, awaited to its end through any number of cancellations."""
-    with anyio.CancelScope(shield=True):
-        while not task.done():
-            try:
-                await asyncio.wait({task})
-            except asyncio.CancelledError:
-                continue
-    return task.result()
-
-
-async def _awaited(work: Any) -> str:
-    found: str = await work
-    return found
 
 
 def _executor_of(vertex: Vertex) -> str:

@@ -27,6 +27,7 @@ __all__ = [
     "use_wal",
 ]
 
+_SMALLEST: Final = 512
 APPLICATION_ID: Final = int.from_bytes(b"dgrs", "big")
 EVENT_COLUMNS: Final = "kind, status, attempt, at, path, reason, input, digest, size, took, data, output"
 """The columns of a record, in the order of `Record`'s fields."""
@@ -140,6 +141,8 @@ def examine(conn: sqlite3.Connection, path: str, adopt: bool) -> int:
     """
     names = {name for (name,) in conn.execute("SELECT name FROM sqlite_master")}
     if "dagresume_meta" not in names:
+        if 0 < Path(path).stat().st_size < _SMALLEST:
+            raise StoreCorrupt(path, "not a database")  # SQLite takes a file of one byte for an empty one
         if names or _is_claimed(conn):
             _refuse_or_adopt(conn, path, adopt)
         return 0

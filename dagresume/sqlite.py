@@ -97,35 +97,39 @@ class SQLiteStore:
         return self._session
 
     async def _open(self, session: Session) -> None:
-        await self._connect(self._path, partial(self._make_writer, session))
-        await self._connect(uri(self._path), _make_reader, uri=True)
-
-    async def _connect(self, place: str, make: Callable[..., Worker], **options: Any) -> None:
-        made: list[Worker] = []
-
-        def factory(*arguments: Any, **rest: Any) -> Worker:
-            made.append(make(*arguments, **rest))
-            return made[0]
-
+        connection, writer = await self._connect(self._path, self.connection_class)
+        assert isinstance(writer, Writer)
         try:
-            connection = await aiosqlite.connect(
-                place, factory=factory, isolation_level=None, timeout=_TIMEOUT, **options
-            )
+            self._session = await _hop(connection, writer, partial(self._prepare, writer, session))
+            connection, reader = await self._connect(uri(self._path), Worker, uri=True)
+            await _hop(connection, reader, partial(reader.execute, "PRAGMA query_only = 1"))
         except sqlite3.Error as error:
             raise explained(self._path, error) from error
+
+    async def _connect(
+        self, place: str, kind: type[Worker], **options: Any
+    ) -> tuple[aiosqlite.Connection, Worker]:
+        made: list[Worker] = []
+        errors: list[sqlite3.Error] = []
+
+        def factory(*arguments: Any, **rest: Any) -> Worker:
+            # Nobody waits for the thread of a connection that was not made; it would speak to a closed loop.
+            try:
+                made.append(kind(*arguments, **rest))
+            except sqlite3.Error as error:
+                errors.append(error)
+                made.append(Worker(":memory:"))
+            return made[0]
+
+        connection = await aiosqlite.connect(
+            place, factory=factory, isolation_level=None, timeout=_TIMEOUT, **options
+        )
         self._connections.append((connection, made[0]))
+        if errors:
+            raise explained(self._path, errors[0])
+        return connection, made[0]
 
-    def _make_writer(self, session: Session, *arguments: Any, **options: Any) -> Writer:
-        writer = self.connection_class(*arguments, **options)
-        try:
-            writer.set_up(self._path, self._clock)
-            self._prepare(writer, session)
-        except BaseException:
-            writer.close()
-            raise
-        return writer
-
-    def _prepare(self, writer: Writer, session: Session) -> None:
+    def _prepare(self, writer: Writer, session: Session) -> int:
         persist(writer, partial(examine, writer, self._path, self._adopt))
         persist(writer, partial(use_wal, writer, self._path))
         for pragma in (
@@ -135,7 +139,8 @@ class SQLiteStore:
             "foreign_keys = 0",
         ):
             writer.execute(f"PRAGMA {pragma}").fetchall()
-        self._session = persist(writer, partial(self._register, writer, session))
+        writer.set_up(self._path, self._clock)
+        return persist(writer, partial(self._register, writer, session))
 
     def _register(self, writer: Writer, session: Session) -> int:
         writer.execute("BEGIN IMMEDIATE")
@@ -316,12 +321,6 @@ class SQLiteStore:
 
 
 # -- in the thread of a connection ----------------------------------------------------------------------
-
-
-def _make_reader(*arguments: Any, **options: Any) -> Worker:
-    reader = Worker(*arguments, **options)
-    reader.execute("PRAGMA query_only = 1")
-    return reader
 
 
 def _in_one_view(conn: sqlite3.Connection, job: Callable[[sqlite3.Connection], T]) -> T:

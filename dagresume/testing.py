@@ -176,7 +176,7 @@ class StoreWrapper:
         await self.inner.close()
 
     def abandon(self) -> None:
-        self.inner.abandon()  # type: ignore[attr-defined]  # what a lease asks of every store
+        self.inner.abandon()
 
     async def commit(self, units: Sequence[Unit]) -> list[Outcome]:
         return await self.inner.commit(units)

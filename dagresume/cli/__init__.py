@@ -61,11 +61,12 @@ class Commands(TyperGroup):
         prog_name: str | None = None,
         complete_var: str | None = None,
         standalone_mode: bool = True,
-        **options: Any,
+        windows_expand_args: bool = True,
+        **extra: Any,
     ) -> Any:
         """Run a command line; what is wrong with its words is told in one line, as every other error."""
         try:
-            code = super().main(args, prog_name, complete_var, standalone_mode=False, **options)
+            code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
         except (KeyboardInterrupt, typer.Abort):  # while the module of a command was being loaded
             code = 130
         except Exception as error:

@@ -13,7 +13,7 @@ from dagresume.events import NodeStatus, segments
 from dagresume.planner import Decision, Vertex, vertices
 
 if TYPE_CHECKING:
-    from dagresume.engine import NodeInfo, RunInfo
+    from dagresume.views import NodeInfo, RunInfo
     from dagresume.workflow import Workflow
 
 __all__ = ["Again", "again"]

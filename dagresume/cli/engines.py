@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -16,11 +17,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from dagresume.cli.command import INTERRUPTED, Problem
 from dagresume.cli.screen import heard, line, warn
-from dagresume.engine import Engine, RunInfo
+from dagresume.engine import Engine
+from dagresume.views import RunInfo
 
 if TYPE_CHECKING:
     from dagresume.policy import Limit
     from dagresume.results import RunResult
+    from dagresume.views import RunInfo
     from dagresume.workflow import Workflow
 
 __all__ = ["finished", "opened", "resolve", "work"]
@@ -28,6 +31,8 @@ __all__ = ["finished", "opened", "resolve", "work"]
 T = TypeVar("T")
 GRACE: Final = 3.0
 """Seconds that functions under way are given when a person interrupts."""
+LAST: Final = 3.0
+"""Seconds that an interrupted process has to print how it ended and to exit."""
 PAGE: Final = 1000
 _UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
@@ -146,6 +151,12 @@ def _leave() -> None:
     os._exit(INTERRUPTED)
 
 
+def _leave_after() -> None:
+    """Do not let threads of the user's code keep an interrupted process from ending."""
+    time.sleep(LAST)
+    _leave()
+
+
 def work(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run an asynchronous command to its end; KeyboardInterrupt if a person ended it without a result."""
 
@@ -158,8 +169,28 @@ def work(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
             if interrupts.count:
                 raise KeyboardInterrupt from None
             raise
+        finally:
+            if interrupts.count:
+                threading.Thread(target=_leave_after, daemon=True).start()
 
-    return asyncio.run(watched())
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(watched())
+    finally:
+        # not asyncio.run: that would wait for ever for functions that ignore their cancellation
+        loop.set_exception_handler(lambda _loop, _context: None)
+        loop.run_until_complete(_let_go())
+        loop.close()
+
+
+async def _let_go() -> None:
+    """Cancel what is left behind, and give it a moment to notice."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left:
+        await asyncio.wait(left, timeout=1.0)
+    await asyncio.get_running_loop().shutdown_asyncgens()
 
 
 async def finished(

@@ -44,9 +44,13 @@ def plan(
         )
         return
     print_plan(decisions, items=items)
-    if totals(decisions)["paths"].keys() & {"run", "check"}:
+    here, actions = Here(db, tuple(app or ())), totals(decisions)["paths"].keys()
+    if "hold" in actions:
         say("")
-        say(f"To do this: {Here(db, tuple(app or ())).command('resume', run_id)}")
+        say(f"To run what is held, too: {here.command('retry', run_id)}")
+    elif actions & {"run", "check"}:
+        say("")
+        say(f"To do this: {here.command('resume', run_id)}")
 
 
 def print_plan(decisions: Sequence[Decision], *, items: bool) -> None:

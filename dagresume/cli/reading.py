@@ -26,9 +26,10 @@ from dagresume.cli.screen import clean, line, print_json, rows, say, warn
 from dagresume.cli.summary import as_failure, as_run, place_of, print_failures, print_next, status_line
 from dagresume.cli.targets import apps
 from dagresume.clock import to_datetime
-from dagresume.engine import Engine, NodeInfo, RunInfo
+from dagresume.engine import Engine
 from dagresume.events import RunStatus
 from dagresume.store import LogLine
+from dagresume.views import NodeInfo, RunInfo
 
 __all__ = ["group"]
 
@@ -71,7 +72,7 @@ def list_(
             info.status,
             words.local_time(info.created_at),
             words.duration((info.updated_at - info.created_at).total_seconds()),
-            words.run_reason(info.reason),
+            words.run_reason(info.reason) if info.reason != info.status else "",
         )
         for info in found
     )

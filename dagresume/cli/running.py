@@ -35,6 +35,7 @@ from dagresume.cli.screen import clean, say
 from dagresume.cli.summary import report
 from dagresume.cli.targets import apps, inputs_of, limits_of, one_workflow, workflows
 from dagresume.engine import Engine
+from dagresume.events import RunStatus
 from dagresume.planner import Decision
 from dagresume.results import RunResult
 from dagresume.workflow import Workflow
@@ -134,7 +135,7 @@ def run(
 
     engine = settings.engine([wf], create=True)
     result = work(partial(finished, engine, begin, partial(watching, quiet=as_json)))
-    raise typer.Exit(report(result, wf, Here(db, (target,), tuple(limit or ())), as_json=as_json))
+    raise typer.Exit(_report(result, [wf], Here(db, (target,), tuple(limit or ())), as_json=as_json))
 
 
 @group.command("resume", cls=Command)
@@ -160,7 +161,7 @@ def resume(
         quiet=as_json,
     )
     here = Here(db, tuple(app or ()), tuple(limit or ()))
-    raise typer.Exit(report(result, _workflow(result.workflow, known), here, as_json=as_json))
+    raise typer.Exit(_report(result, known, here, as_json=as_json))
 
 
 @group.command("retry", cls=Command)
@@ -208,7 +209,7 @@ def retry(
         quiet=as_json,
     )
     here = Here(db, tuple(app or ()), tuple(limit or ()))
-    raise typer.Exit(report(result, _workflow(result.workflow, known), here, as_json=as_json))
+    raise typer.Exit(_report(result, known, here, as_json=as_json))
 
 
 def _name(what: Again) -> None:
@@ -257,6 +258,19 @@ def _gone_on(
         return run_id, asyncio.create_task(go_on(engine, run_id))
 
     return work(partial(finished, settings.engine(known), begin, partial(watching, quiet=quiet)))
+
+
+def _report(result: RunResult, known: Sequence[Workflow], here: Here, *, as_json: bool) -> int:
+    """Print how a run ended. One that was cut off is asked which of its paths nobody knows the outcome of."""
+
+    async def ask() -> list[str]:
+        async with opened(here.db, known) as engine:
+            plan = await engine.plan(result.run_id, items=True)
+            return [d.path for d in plan if d.reason == "uncertain" and not d.items]
+
+    cut_off = result.status is RunStatus.INTERRUPTED and not as_json and here.db != ":memory:"
+    uncertain = work(ask) if cut_off else []
+    return report(result, _workflow(result.workflow, known), here, as_json=as_json, uncertain=uncertain)
 
 
 def _workflow(name: str, known: Sequence[Workflow]) -> Workflow | None:

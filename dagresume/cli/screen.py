@@ -55,6 +55,7 @@ _SEQUENCE: Final = re.compile(
     r"|\x1b[ -/]*[0-~]",
     re.DOTALL,
 )
+_EVENT: Final = re.compile(r"^event=(['\"])(.*?)\1(?= \w+=|$)")  # as structlog renders the message
 _WIDE: Final = 100_000  # columns of what is not a terminal: nothing is cut
 _UNSEEN: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
 _TURNS: Final = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -137,7 +138,8 @@ class _Heard(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(Exception):
-            warn(f"{record.levelname.lower()}: {line(record.getMessage(), 1000)}")
+            told = _EVENT.sub(r"\2", record.getMessage(), count=1)
+            warn((f"{record.levelname.lower()}: ", "yellow"), line(told, 1000))
 
 
 def heard() -> None:

@@ -15,9 +15,9 @@ from dagresume.errors import NoOutput
 from dagresume.events import RunStatus, segments
 
 if TYPE_CHECKING:
-    from dagresume.engine import RunInfo
     from dagresume.policy import NodeFailure
     from dagresume.results import RunResult
+    from dagresume.views import RunInfo
     from dagresume.workflow import Workflow
 
 __all__ = ["as_failure", "as_run", "code_of", "print_failures", "print_next", "report", "status_line"]
@@ -36,7 +36,9 @@ def code_of(status: RunStatus) -> int:
     return _CODES.get(status, FAILED)
 
 
-def report(result: RunResult, wf: Workflow | None, here: Here, *, as_json: bool) -> int:
+def report(
+    result: RunResult, wf: Workflow | None, here: Here, *, as_json: bool, uncertain: Sequence[str] = ()
+) -> int:
     """Print how a run ended; gives the exit code."""
     if as_json:
         print_json(_as_result(result))
@@ -49,10 +51,14 @@ def report(result: RunResult, wf: Workflow | None, here: Here, *, as_json: bool)
         width = max(len(name) for name, _ in shown)
         for name, value in shown:
             say(f"  {name:<{width}}  ", (value, "bold"))
-    if result.failures:
+    if uncertain or result.failures:
         say("")
+    if result.failures:
         print_failures(result.failures, here, result.run_id)
-    print_next(result.run_id, result.status, result.reason, here, result.failures)
+    for path in uncertain[:MOST_FAILURES]:
+        say(("? ", "yellow"), (clean(path), "bold"), " was cut off; nobody knows whether it took effect")
+    reason = "uncertain" if uncertain else result.reason
+    print_next(result.run_id, result.status, reason, here, result.failures)
     return code_of(result.status)
 
 
@@ -60,7 +66,7 @@ def status_line(
     run_id: str, workflow: str, status: RunStatus, reason: str | None
 ) -> list[str | tuple[str, str]]:
     """Give the line that names a run and says how it is."""
-    told = words.run_reason(reason)
+    told = words.run_reason(reason) if reason != status else ""
     return [
         f"run {run_id} of {clean(workflow)}: ",
         (str(status), STYLES.get(status, "")),
@@ -176,7 +182,7 @@ def _next(run_id: str, status: RunStatus, reason: str | None, here: Here) -> Ite
         yield "Everything that completed is kept. Mend the cause, then run what is missing:"
         yield f"  {resume}"
     elif reason == "uncertain":
-        yield "Everything that completed is kept. Look whether the path took effect; to run it again:"
+        yield "Everything that completed is kept. Look whether it took effect; to run it again all the same:"
         yield f"  {retry}"
     elif reason == "checkpoint_lost":
         yield "See which value is gone, and run its node again with retry --from:"

@@ -39,6 +39,24 @@ def beside(path: Path) -> dict[str, str]:
     return {each.name: hashlib.sha256(each.read_bytes()).hexdigest() for each in found if each.is_file()}
 
 
+def put(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def overwrite(path: Path, place: int, content: bytes) -> None:
+    old = path.read_bytes()
+    path.write_bytes(old[:place] + content + old[place + len(content) :])
+
+
+def folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def inside(place: Path) -> list[str]:
+    return [each.name for each in place.iterdir()]
+
+
 def ask(path: Path, sql: str) -> list[Any]:
     conn = sqlite3.connect(path)
     try:
@@ -53,7 +71,7 @@ def ask(path: Path, sql: str) -> list[Any]:
 @pytest.mark.parametrize("there", [False, True])
 async def test_a_new_or_empty_file_becomes_a_store_and_is_left_tidy(db: Path, there: bool) -> None:
     if there:
-        db.touch()
+        put(db, b"")
     store = await opened(db)
     await store.close()
     assert list(beside(db)) == [db.name]
@@ -72,7 +90,7 @@ async def test_a_file_may_be_called_anything(tmp_path: Path, name: str) -> None:
     assert store.output_now([1]) == [None]
     assert store.renew(2**60)
     await store.close()
-    assert [each.name for each in tmp_path.iterdir()] == [name]
+    assert inside(tmp_path) == [name]
 
 
 async def test_the_file_stays_the_same_one_when_the_folder_is_changed(
@@ -80,13 +98,13 @@ async def test_the_file_stays_the_same_one_when_the_folder_is_changed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     store = await opened(Path("runs.db"))
-    (tmp_path / "sub").mkdir()
-    monkeypatch.chdir(tmp_path / "sub")
+    sub = folder(tmp_path / "sub")
+    monkeypatch.chdir(sub)
     assert store.renew(2**60)
     assert store.output_now([1]) == [None]
     await store.close()
     assert store.name == "runs.db"
-    assert list((tmp_path / "sub").iterdir()) == []
+    assert inside(sub) == []
 
 
 async def test_many_coroutines_open_a_new_file_at_once(db: Path) -> None:
@@ -138,7 +156,7 @@ JPEG = bytes.fromhex("ffd8ffe000104a46494600010100000100010000ffdb") * 400
 @pytest.mark.parametrize("adopt", [False, True])
 async def test_a_file_that_is_no_database_is_refused_untouched(db: Path, content: bytes, adopt: bool) -> None:
     """B28."""
-    db.write_bytes(content)
+    put(db, content)
     before = beside(db)
     with pytest.raises(StoreCorrupt) as caught:
         await opened(db, adopt=adopt)
@@ -150,7 +168,7 @@ async def test_a_file_that_is_no_database_is_refused_untouched(db: Path, content
 async def test_a_store_whose_header_was_overwritten_is_refused_untouched(db: Path) -> None:
     """B28."""
     await (await opened(db)).close()
-    db.write_bytes(bytes(range(100, 200)) + db.read_bytes()[100:])
+    overwrite(db, 0, bytes(range(100, 200)))
     before = beside(db)
     with pytest.raises(StoreCorrupt):
         await opened(db)
@@ -160,7 +178,7 @@ async def test_a_store_whose_header_was_overwritten_is_refused_untouched(db: Pat
 async def test_a_store_that_was_emptied_starts_anew(db: Path) -> None:
     """B28."""
     await (await opened(db)).close()
-    db.write_bytes(b"")
+    put(db, b"")
     await (await opened(db)).close()
     assert ask(db, "SELECT count(*) FROM dagresume_sessions") == [(1,)]
 
@@ -201,7 +219,7 @@ async def test_a_damaged_database_is_not_adopted(db: Path) -> None:
     conn.close()
     content = bytearray(db.read_bytes())
     content[8192:16384] = os.urandom(8192)
-    db.write_bytes(content)
+    put(db, content)
     before = beside(db)
     with pytest.raises(StoreCorrupt):
         await opened(db, adopt=True)
@@ -235,8 +253,8 @@ async def test_a_store_without_its_version_is_refused(db: Path, damage: str) -> 
 
 
 async def test_a_place_that_cannot_be_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    (tmp_path / "folder").mkdir()
+    put(tmp_path / "file", b"")
+    folder(tmp_path / "folder")
     for place, problem in (
         (tmp_path / "absent" / "runs.db", f"no folder {tmp_path / 'absent'}"),
         (tmp_path / "file" / "runs.db", str(tmp_path / "file")),
@@ -255,7 +273,7 @@ import asyncio, os, sys
 from dagresume.sqlite import SQLiteStore
 from dagresume.sessions import this_session
 from dagresume.errors import StoreReadOnly
-import encodings.idna
+import anyio._backends._asyncio, encodings.idna
 async def main():
     try:
         await SQLiteStore(sys.argv[1]).open(this_session(1, 1))
@@ -270,23 +288,26 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("what", ["file", "folder", "store"])
-async def test_what_may_not_be_written_is_read_only(tmp_path: Path, what: str) -> None:
+def test_what_may_not_be_written_is_read_only(tmp_path: Path, what: str) -> None:
     """As somebody who is not root: for root there are no permissions."""
-    tmp_path.chmod(0o777)
-    for parent in list(tmp_path.parents)[:3]:
-        if parent.stat().st_uid == os.getuid() and parent != Path("/tmp"):
-            parent.chmod(0o755)
+    for place in (tmp_path, *list(tmp_path.parents)[:2]):
+        place.chmod(0o777)
     path = tmp_path / "runs.db"
     if what != "folder":
         path.touch()
     if what == "store":
-        await (await opened(path)).close()
-    path.chmod(0o444) if path.exists() else None
+        asyncio.run(open_and_close(path))
+    if what != "folder":
+        path.chmod(0o444)
     tmp_path.chmod(0o777 if what == "file" else 0o555)
     command = [sys.executable, "-c", PROGRAM_OF_ANOTHER, str(path)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
     tmp_path.chmod(0o777)
     assert (ended.stdout, ended.returncode) == ("read only\n", 0), ended.stderr
+
+
+async def open_and_close(path: Path) -> None:
+    await (await opened(path)).close()
 
 
 class Refusing(Writer):
@@ -370,7 +391,7 @@ def descriptors() -> int:
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 async def test_descriptors_and_threads_stay_flat(db: Path, tmp_path: Path) -> None:
     """B163."""
-    (tmp_path / "foreign").write_bytes(JPEG)
+    put(tmp_path / "foreign", JPEG)
 
     async def once() -> None:
         await (await opened(db, synchronous="normal")).close()

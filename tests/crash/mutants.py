@@ -4,9 +4,15 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from dagresume.jobs import Job, Step
 from dagresume.journal import Entry, Journal
-from dagresume.scheduler import Job, Run, Step
+from dagresume.scheduler import Run
 from dagresume.store import Committed, Outcome, Owned
+
+
+def put(where: type, **instead: Any) -> None:
+    for name, value in instead.items():
+        setattr(where, name, value)
 
 
 def start_record_after_the_body() -> None:
@@ -22,8 +28,8 @@ def start_record_after_the_body() -> None:
         ]
         hand_over(run, step, **options)
 
-    Job.awaits_record = property(lambda job: False)  # type: ignore[assignment,method-assign]
-    Run.hand_over = late  # type: ignore[method-assign]
+    put(Job, awaits_record=property(lambda job: False))
+    put(Run, hand_over=late)
 
 
 def commit_not_awaited() -> None:
@@ -51,5 +57,4 @@ def commit_not_awaited() -> None:
         if last:
             await last[-1]
 
-    Journal._commit = at_once  # type: ignore[method-assign]
-    Journal.write = to_the_end  # type: ignore[method-assign]
+    put(Journal, _commit=at_once, write=to_the_end)

@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,7 @@ def test_attempts_end_at_their_number(play: Play, tmp_path: Path) -> None:
     assert play("go", flow="hopeless").wait().told["error"] == "RunFailed"
     assert words(tmp_path) == ["1", "2", "3"]
     at = list(map(float, words(tmp_path, 1)))
-    assert all(0.2 <= later - earlier < 1 for earlier, later in zip(at, at[1:], strict=False))
+    assert all(0.2 <= later - earlier < 1 for earlier, later in pairwise(at))
 
 
 def test_a_person_who_resumes_gives_a_fresh_budget(play: Play, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A3, B05: a run killed at every commit and at every SQL statement goes on in a new process as if nothing had been."""
+"""A3, B05: a run killed at any commit or SQL statement goes on in a new process as if nothing had been."""
 
 import re
 from collections import Counter

@@ -14,7 +14,7 @@ LEASE = {"lease_seconds": 0.6}
 
 
 def test_a_process_that_slept_through_its_lease_stops(play: Play, tmp_path: Path) -> None:
-    """B106: the other one takes the run; the sleeper's next write is refused, and it fires no further edge."""
+    """B106: another takes the run; the sleeper's next write is refused and it fires no further edge."""
     sleeper = play("go", flow="patient", options=LEASE)
     until(lambda: len(world(tmp_path)) == 2)
     sleeper.kill(signal.SIGSTOP)
@@ -30,7 +30,8 @@ def test_a_process_that_slept_through_its_lease_stops(play: Play, tmp_path: Path
     assert world(tmp_path) == lines
     assert Counter(line.split()[0] for line in lines) == {"a": 1, "b": 2, "c": 1, "d": 1}
     state = autopsy(tmp_path / "runs.db")
-    assert (state.status, state.completed) == ("completed", {"a", "b", "c", "d"})
+    assert state.status == "completed"
+    assert state.completed == {"a", "b", "c", "d"}
     with sqlite3.connect(tmp_path / "runs.db") as conn:
         runs = conn.execute("SELECT epoch, owner FROM dagresume_runs").fetchall()
     conn.close()

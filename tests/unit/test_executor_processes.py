@@ -808,7 +808,7 @@ async def main():
     if not (child := os.fork()):
         os.close(1)
         time.sleep(3600)
-    print(child)
+    print(child, flush=True)
     await executor.run(Call(hold, ({str(lock)!r},), {{}}, None))
 """
     command = [*script(tmp_path, text)[:1], "-W", "ignore", str(tmp_path / "flow.py")]

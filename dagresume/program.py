@@ -1,0 +1,99 @@
+"""A workflow as an engine runs it, and what a person's word to run it again means for its paths."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dagresume import codec
+from dagresume.definition import code_hashes, describe
+from dagresume.errors import DefinitionError, OutputNotSerializable
+from dagresume.events import RESET, WAITING, Snapshot, segments
+from dagresume.planner import Vertex, uncertain_paths, vertices
+from dagresume.store import Definition
+from dagresume.workflow import Graph, nearest
+
+__all__ = ["Program", "inputs_text", "to_reset"]
+
+
+class Program:
+    """A workflow as one engine runs it: checked, numbered, described; made once for each state of its
+    declaration.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.rules: tuple[Vertex, ...] = vertices(graph)
+        self.by_id = {vertex.id: vertex for vertex in self.rules}
+        self.definition: Definition = describe(graph)
+        self.codes = _compact(code_hashes(graph))
+        self.input_types = {name: codec.types_of(*hints) for name, hints in graph.inputs.items()}
+
+    def id_of(self, function: Callable[..., Any]) -> str:
+        """Give the node whose function this is."""
+        found = next((node.id for node in self.graph.nodes if node.fn is function), None)
+        return found or str(getattr(function, "__name__", repr(function)))
+
+    def pack_inputs(self, inputs: Mapping[str, Any]) -> dict[str, tuple[str, bytes]]:
+        """Give each run input packed in canonical form, with its digest."""
+        packed = {}
+        for name in sorted(inputs):
+            try:
+                text = codec.canonical(inputs[name], self.input_types.get(name, codec.EMPTY))
+            except OutputNotSerializable as error:
+                place = f"input {name!r}{error.place[1:]}"
+                raise OutputNotSerializable(None, place, error.type_name, error.reason) from None
+            packed[name] = (text, codec.digest(text))
+        return packed
+
+
+def _compact(codes: Mapping[str, str]) -> dict[str, str]:
+    """Give code hashes with the most common one under "*": graphs of one function many times stay small."""
+    if not codes:
+        return {}
+    common = Counter(codes.values()).most_common(1)[0][0]
+    return {"*": common} | {node: code for node, code in codes.items() if code != common}
+
+
+def inputs_text(packed: Mapping[str, tuple[str, bytes]]) -> str:
+    """Give run inputs as they are stored: one JSON object of what each was packed to."""
+    return "{" + ",".join(f"{codec.pack(name)}:{text}" for name, (text, _) in packed.items()) + "}"
+
+
+def to_reset(program: Program, snapshot: Snapshot, retry: str | None) -> list[str]:
+    """Give the paths that a person's word sets back, in the order they are known."""
+    if retry is None:
+        return []
+    if not retry:
+        doubtful = set(uncertain_paths(program.by_id, snapshot, reconcile=False))
+        return [p for p, r in snapshot.paths.items() if p in doubtful or r.kind == WAITING]
+    target, index = segments(retry)[0]
+    if target not in program.by_id:
+        near = nearest(target, program.by_id)
+        hint = f" Did you mean {near!r}?" if near else ""
+        raise DefinitionError(f"workflow {program.graph.workflow!r} has no node {target!r}.{hint}")
+    whole, some = _below(program, program.by_id[target], index)
+    return [
+        path for path, record in snapshot.paths.items()
+        if record.kind != RESET and _is_below(path, whole, some, index)
+    ]  # fmt: skip
+
+
+def _below(program: Program, start: Vertex, index: int | None) -> tuple[set[str], set[str]]:
+    """Give the nodes that run again whole, and the maps of which only the item of that index does."""
+    whole, some = set[str](), set[str]()
+    queue = [(start, index is not None and start.is_map)]
+    for vertex, one in queue:
+        if vertex.id in whole or (one and vertex.id in some):
+            continue
+        (some if one else whole).add(vertex.id)
+        for child in vertex.children:
+            below = program.rules[child]
+            queue.append((below, one and vertex.index in below.chained))
+    return whole, some - whole
+
+
+def _is_below(path: str, whole: set[str], some: set[str], index: int | None) -> bool:
+    node, at = segments(path)[0]
+    return node in whole or (node in some and at in {None, index})
