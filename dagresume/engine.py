@@ -66,6 +66,7 @@ from dagresume.observe import failure_of
 from dagresume.planner import Decision, plan, uncertain_paths
 from dagresume.policy import Limit
 from dagresume.pool import Pool
+from dagresume.processes import is_importing_main
 from dagresume.program import Program, inputs_text, to_reset
 from dagresume.results import Cell, Lazily, Outputs, RunResult, Stats, Stored
 from dagresume.scheduler import Run, start_ready
@@ -191,6 +192,11 @@ class Engine:
     async def __aenter__(self) -> Engine:
         if self._open:
             raise DagresumeError(f"{self!r} is open already; make a second Engine for a second block.")
+        if is_importing_main():
+            raise DagresumeError(
+                "a worker process imports the main script, and the script starts a run as it is imported."
+                ' Put what starts it under `if __name__ == "__main__":`.'
+            )
         lease = round(self._lease_seconds * 1e6)
         session = this_session(self._clock.now(), lease)
         self._session = await self._store.open(session)

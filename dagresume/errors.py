@@ -17,6 +17,8 @@
     ├── OutputNotSerializable           a node returned what cannot be stored
     ├── NodeTimeout (TimeoutError)
     ├── BudgetExceeded
+    ├── TooManyAbandoned                bodies in threads that cannot be ended
+    ├── WorkerDied                      a process that ran a node has died
     ├── StoreError                      the database
     │   ├── StoreCorrupt
     │   ├── StoreReadOnly
@@ -44,6 +46,7 @@ Each carries its facts as attributes and says in its message what to do next. `s
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -218,6 +221,44 @@ class BudgetExceeded(DagresumeError):
             f"run {run_id} has used {spent} of its budget of {limit}; nothing new is started."
             f" Raise it: engine.resume({run_id!r}, budget=Budget(…))."
         )
+
+
+class TooManyAbandoned(DagresumeError):
+    """More bodies than allowed run on in threads after their time limit or cancellation; `.paths`."""
+
+    def __init__(self, paths: list[str], limit: int) -> None:
+        self.paths = tuple(paths)
+        shown = ", ".join(paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
+        super().__init__(
+            f"{len(paths)} bodies still run in threads that were given up ({shown}). At most {limit} may, so"
+            " no other is started. Threads cannot be killed: give what blocks there a time limit, or"
+            " use executor='process'."
+        )
+
+
+class WorkerDied(DagresumeError):
+    """The worker process ended before its work did; `.path`, `.exitcode`, `.began`.
+
+    `exitcode` below 0 is minus the signal. Not `began`: the body certainly did not run; else nobody knows how
+    far it got.
+    """
+
+    def __init__(self, path: str, exitcode: int | None, *, began: bool = True) -> None:
+        self.path, self.exitcode, self.began = path, exitcode, began
+        if exitcode is None:
+            how = "closed its pipe"
+        elif exitcode >= 0:
+            how = f"exited with code {exitcode}"
+        else:
+            how = f"was ended by {_signal_name(-exitcode)}"
+        if not began:
+            advice = (
+                "It had not begun yet; why, it said on stderr. A worker imports the main script first, which"
+                ' must start its run under `if __name__ == "__main__":`.'
+            )
+        else:
+            advice = "Out of memory, a crash in native code or os._exit end a process so."
+        super().__init__(f"{path}: the worker process {how}. {advice}")
 
 
 # -- the store ------------------------------------------------------------------------------------------
@@ -411,3 +452,10 @@ class EngineClosed(DagresumeError):
 def _one_line(text: str) -> str:
     line = text.strip().split("\n", 1)[0]
     return line if len(line) <= 300 else line[:297] + "…"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

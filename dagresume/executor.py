@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from dagresume import codec
 from dagresume.context import Context
-from dagresume.errors import DagresumeError, EngineClosed
+from dagresume.errors import EngineClosed, TooManyAbandoned
 from dagresume.processes import Worker, dumps, opened
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "LoopExecutor",
     "ProcessExecutor",
     "ThreadExecutor",
-    "TooManyAbandoned",
     "pack_result",
 ]
 
@@ -80,19 +79,6 @@ def _perform(call: Call) -> Any:
 
 
 # -- threads --------------------------------------------------------------------------------------------
-
-
-class TooManyAbandoned(DagresumeError):
-    """More bodies than allowed run on in threads after their time limit or cancellation; `.paths`."""
-
-    def __init__(self, paths: list[str], limit: int) -> None:
-        self.paths = tuple(paths)
-        shown = ", ".join(paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
-        super().__init__(
-            f"{len(paths)} bodies still run in threads that were given up ({shown}). At most {limit} may, so"
-            " no other is started. Threads cannot be killed: give what blocks there a time limit, or"
-            " use executor='process'."
-        )
 
 
 class ThreadExecutor:

@@ -248,6 +248,7 @@ class Job:
     more: bool = True
     queued: bool = False
     stopped: bool = False
+    entered: bool = False
     task: asyncio.Task[None] | None = None
     call: Call | None = None
     used: dict[str, float] | None = None

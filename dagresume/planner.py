@@ -349,7 +349,7 @@ def _outlook(vertex: Vertex, found: Verdict, prior: Record | None, fingerprint: 
 
 
 def _joined(vertex: Vertex, ended: Counter[str]) -> Join | None:
-    """Give what the join rule will say if what runs completes, however the others end; None if that decides."""
+    """Give what the join rule says if what runs completes, however the others end; None if that decides."""
     trigger, maybe = vertex.node.trigger, ended["maybe"]
     counts = [ended["completed"], ended["skipped"], ended["failed"]]
     if trigger == "any_failed":

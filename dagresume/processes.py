@@ -29,13 +29,13 @@ from queue import SimpleQueue
 from types import FunctionType, MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from dagresume.errors import DagresumeError, DefinitionError
+from dagresume.errors import DagresumeError, DefinitionError, WorkerDied
 from dagresume.policy import NodeFailure
 
 if TYPE_CHECKING:
     from dagresume.context import Channel
 
-__all__ = ["RemoteError", "RemoteTraceback", "Worker", "WorkerDied", "dumps", "is_importing_main", "opened"]
+__all__ = ["RemoteError", "RemoteTraceback", "Worker", "dumps", "is_importing_main", "opened"]
 
 _GRACE: Final = 1.0  # seconds a worker that was let go may take to leave by itself
 _spawn = multiprocessing.get_context("spawn")
@@ -43,38 +43,6 @@ _children = threading.Lock()  # multiprocessing keeps its list of children witho
 
 
 # -- errors ---------------------------------------------------------------------------------------------
-
-
-class WorkerDied(DagresumeError):
-    """The worker process ended before its work did; `.path`, `.exitcode`, `.began`.
-
-    `exitcode` below 0 is minus the signal. Not `began`: the body certainly did not run; else nobody knows how
-    far it got.
-    """
-
-    def __init__(self, path: str, exitcode: int | None, *, began: bool = True) -> None:
-        self.path, self.exitcode, self.began = path, exitcode, began
-        if exitcode is None:
-            how = "closed its pipe"
-        elif exitcode >= 0:
-            how = f"exited with code {exitcode}"
-        else:
-            how = f"was ended by {_signal_name(-exitcode)}"
-        if not began:
-            advice = (
-                "It had not begun yet; why, it said on stderr. A worker imports the main script first, which"
-                ' must start its run under `if __name__ == "__main__":`.'
-            )
-        else:
-            advice = "Out of memory, a crash in native code or os._exit end a process so."
-        super().__init__(f"{path}: the worker process {how}. {advice}")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 class RemoteError(DagresumeError):

@@ -31,6 +31,8 @@ from dagresume.errors import (
     NotLoadable,
     OutputNotSerializable,
     StoreError,
+    TooManyAbandoned,
+    WorkerDied,
 )
 from dagresume.events import Record, RunStatus, Snapshot
 from dagresume.executor import Call
@@ -275,6 +277,7 @@ class Run:
         job.task = self.loop.create_task(self._drive(job), context=self.context.copy())
 
     async def _drive(self, job: Job) -> None:
+        job.entered = True
         try:
             await self._attempt(job)
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -301,7 +304,7 @@ class Run:
             if job.feed is not None and self.services.debug:
                 job.feed.shared.clear()  # it may have changed it before it failed
             self._threw(job, error)
-            if isinstance(error, KeyboardInterrupt):
+            if _is_ctrl_c(job, error):
                 raise
             return
         if result is NOT_DONE and job.reconcile:
@@ -399,17 +402,16 @@ class Run:
 
     def _threw(self, job: Job, error: BaseException) -> None:
         """An attempt ended without a result, or could not begin."""
-        stopped = (isinstance(error, asyncio.CancelledError) and job.stopped) or isinstance(
-            error, KeyboardInterrupt
-        )
-        abandoned = isinstance(error, NodeTimeout) and job.call is not None and job.call.abandoned
+        stopped = (isinstance(error, asyncio.CancelledError) and job.stopped) or _is_ctrl_c(job, error)
+        unknown = isinstance(error, NodeTimeout) and job.call is not None and job.call.abandoned
+        unknown = unknown or (isinstance(error, WorkerDied) and error.began)
         if stopped or self.error is not None:
             self._cut_off(job)
         elif not job.began and isinstance(error, StoreError):
             self._without_values(job, error)
         elif job.reconcile:
             self._stays_uncertain(job, tell(job.path, job.attempt - 1, error, "reconcile_failed"))
-        elif abandoned and not job.vertex.idempotent:
+        elif unknown and not job.vertex.idempotent:
             self._stays_uncertain(job, tell(job.path, job.attempt, error, "abandoned"))
         elif self._tries_again(job, error):
             self._again_later(job, error)
@@ -449,7 +451,7 @@ class Run:
         retry = job.vertex.retry
         if job.tries >= retry.attempts or self.stopping is not None or not isinstance(error, Exception):
             return False
-        return not isinstance(error, OutputNotSerializable) and retry.allows(error)
+        return not isinstance(error, OutputNotSerializable | TooManyAbandoned) and retry.allows(error)
 
     def _again_later(self, job: Job, error: BaseException) -> None:
         """Another attempt is due: by itself, after a while, and without holding a slot meanwhile."""
@@ -822,10 +824,13 @@ class Run:
         self._timers.clear()
 
     def _cancel_bodies(self) -> None:
-        for job in self.live:
+        for job in list(self.live):
             job.stopped = True
             if job.task is not None and job.task is not asyncio.current_task():
                 job.task.cancel()
+            if not job.entered:  # a task that is cancelled before its first step never takes one
+                self.live.discard(job)
+                self._cut_off(job)
 
     async def _after_grace(self, seconds: float) -> None:
         tasks = [job.task for job in self.live if job.task is not None]
@@ -967,6 +972,11 @@ def start_ready(pool: Pool, step: Step | None = None) -> None:
         unit.begins.append(job)
     for run, unit in units.items():
         run.hand_over(unit)
+
+
+def _is_ctrl_c(job: Job, error: BaseException) -> bool:
+    """Say whether Ctrl-C hit the loop while this body ran; one from a thread or process is the body's own."""
+    return isinstance(error, KeyboardInterrupt) and _executor_of(job.vertex) == "loop"
 
 
 def _executor_of(vertex: Vertex) -> str:

@@ -141,8 +141,7 @@ def examine(conn: sqlite3.Connection, path: str, adopt: bool) -> int:
     """
     names = {name for (name,) in conn.execute("SELECT name FROM sqlite_master")}
     if "dagresume_meta" not in names:
-        if 0 < Path(path).stat().st_size < _SMALLEST:
-            raise StoreCorrupt(path, "not a database")  # SQLite takes a file of one byte for an empty one
+        _refuse_crumbs(path)
         if names or _is_claimed(conn):
             _refuse_or_adopt(conn, path, adopt)
         return 0
@@ -152,6 +151,13 @@ def examine(conn: sqlite3.Connection, path: str, adopt: bool) -> int:
     if int(row[0]) > VERSION:
         raise SchemaTooNew(path, int(row[0]), VERSION)
     return int(row[0])
+
+
+def _refuse_crumbs(path: str) -> None:
+    """Refuse a file of one byte, which SQLite takes for an empty one."""
+    with contextlib.suppress(OSError):
+        if 0 < Path(path).stat().st_size < _SMALLEST:
+            raise StoreCorrupt(path, "not a database")
 
 
 def _is_claimed(conn: sqlite3.Connection) -> bool:
@@ -227,11 +233,12 @@ def busy(error: BaseException) -> bool:
 
 T = TypeVar("T")
 PATIENCE: Final = 30.0
+"""Seconds for which a locked database is tried again."""
 
 
-def persist(conn: sqlite3.Connection, job: Callable[[], T], patience: float = PATIENCE) -> T:
+def persist(conn: sqlite3.Connection, job: Callable[[], T]) -> T:
     """Do `job`, again while the database is locked by somebody; after any error no transaction is open."""
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + PATIENCE
     while True:
         try:
             return job()

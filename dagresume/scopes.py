@@ -48,7 +48,7 @@ def _passes(cell: Any) -> bool:
 
 
 def _cell(record: Record) -> str | Stored:
-    """Give where the output of a completed item lies; what chained maps hand on is known without reading it."""
+    """Give where the output of a completed item lies; what chained maps hand on is known without a look."""
     if record.reason == PASSED:
         passed: str = record.facts["passed"]
         return passed

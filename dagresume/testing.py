@@ -6,14 +6,15 @@
     autopsy        what a database held when its process had died, read with plain SQL
     sweep          kills a workflow at every commit and every SQL statement, resumes it, says what went wrong
 
-Nothing in the engine knows of this: clock and store are passed in, SQL statements are counted by SQLite's own trace. The
-zygote needs `os.fork`.
+Nothing in the engine knows of this: clock and store are passed in, SQL statements are counted by SQLite's own
+trace. The zygote needs `os.fork`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import gc
 import heapq
 import importlib
@@ -73,9 +74,9 @@ BEGUN: Final = "begun.log"
 class FakeClock:
     """A clock for `Engine(clock=…)` that stands still until it is turned with `advance`.
 
-    `at`: microseconds UTC it starts at. `autojump`: when all there is to do has been waiting for the clock for so many
-    real seconds, it jumps to the next time that something waits for; give it more than your slowest real work takes.
-    Safe to use from several threads and loops.
+    `at`: microseconds UTC it starts at. `autojump`: when all there is to do has been waiting for the clock
+    for so many real seconds, it jumps to the next time that something waits for; give it more than your
+    slowest real work takes. Safe to use from several threads and loops.
     """
 
     def __init__(self, at: int = 1_767_225_600_000_000, *, autojump: float | None = None) -> None:
@@ -212,7 +213,7 @@ Where = Literal["before commit", "after commit", "statement"]
 
 
 class Point(NamedTuple):
-    """A moment in a process, counted from 1: before or after its n-th commit, or as its n-th SQL statement begins."""
+    """A moment in a process: before or after its n-th commit, or as its n-th SQL statement begins; from 1."""
 
     where: Where
     n: int
@@ -269,7 +270,7 @@ def _doomed(path: str, fate: _Fate, **options: Any) -> Store:
 
 
 class _Witness:
-    """Writes to a file outside the store what begins and what is given to the caller: one line each, at once."""
+    """Writes what begins and what is given to the caller to a file outside the store: a line each."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -321,8 +322,8 @@ class _Seen(NamedTuple):
 class Autopsy:
     """The newest run in a database whose process has died. `status` None: no run was ever made.
 
-    `last`: path → (kind, reason) of the last record that changed its state. `starts`: how many start records each path
-    has. `unknown`: paths with a start record after which nothing tells how that attempt ended.
+    `last`: path → (kind, reason) of the last record that changed its state. `starts`: how many start records
+    each path has. `unknown`: paths with a start record after which nothing tells how that attempt ended.
     """
 
     run_id: str | None = None
@@ -401,8 +402,9 @@ def _module(name: str) -> Any:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a child ended. `signal`: what killed it, 0 if nothing did. `hung`: it did not end in time and was killed.
+    """How a child ended.
 
+    `signal`: what killed it, 0 if nothing did. `hung`: it did not end in time and was killed.
     `told`: what its function gave; `error`: the traceback of what it raised.
     """
 
@@ -434,6 +436,8 @@ class Child:
             message = self._zygote._hear(self._number, timeout)
             hung = message is None
             if message is None:
+                self.kill(signal.SIGUSR1)  # it says on stderr where each of its threads is
+                time.sleep(0.1)
                 self.kill()
                 message = self._zygote._hear(self._number, timeout) or {}
             self._ended = Ended(message.get("signal", 0), message.get("told"), message.get("error"), hung)
@@ -441,10 +445,11 @@ class Child:
 
 
 class Zygote:
-    """A process that has imported what is needed, has no threads and no loop, and forks a child for each call.
+    """A process that has imported what is needed, has no threads, and forks a child for each call.
 
-    `imports`: references (`package.module:attribute`, `path/file.py:attribute`) or modules to import beforehand. A child
-    costs some milliseconds instead of the start of an interpreter. Use it as a context manager, from one thread.
+    `imports`: references (`package.module:attribute`, `path/file.py:attribute`) or modules to import
+    beforehand. A child costs some milliseconds instead of the start of an interpreter. Use it as a context
+    manager, from one thread.
     """
 
     def __init__(self, *imports: str) -> None:
@@ -478,7 +483,8 @@ class Zygote:
     def call(self, function: str, folder: str | os.PathLike[str], /, **arguments: Any) -> Child:
         """Call a function (a reference; plain or async) in a child whose working folder is `folder`.
 
-        The arguments and what it gives must be JSON. The child ends without ceremony when the function returns.
+        The arguments and what it gives must be JSON. The child ends without ceremony when the function
+        returns.
         """
         number = next(self._numbers)
         self._say({"call": number, "function": function, "folder": os.fspath(folder), "arguments": arguments})
@@ -590,6 +596,8 @@ class _Nursery:
 def _live(told: int, order: Mapping[str, Any]) -> NoReturn:
     """Be a child: do what was asked, tell it, and be gone."""
     try:
+        with contextlib.suppress(RuntimeError, ValueError):  # stderr is no file
+            faulthandler.register(signal.SIGUSR1)
         os.chdir(order["folder"])
         given = load(order["function"])(**order["arguments"])
         if inspect.isawaitable(given):
@@ -683,8 +691,8 @@ async def _play(
 class Case:
     """One run that was killed: at these points, one process after the other, until it ended.
 
-    `killed`: how many of the points were reached. `refused`: how many processes refused to go on. `created`: whether the
-    run was in the database when its first process died. `violations`: what should not have been.
+    `killed`: how many of the points were reached. `refused`: how many processes refused to go on. `created`:
+    whether the run was in the database when its first process died. `violations`: what should not have been.
     """
 
     points: tuple[Point, ...]
@@ -764,18 +772,19 @@ def sweep(
 ) -> Sweep:
     """Kill a workflow at every point, let a new process go on, and give what was wrong.
 
-    `target`: a reference (`package.module:attribute`, `path/file.py:attribute`) to a Workflow or a function that gives
-    one. It is run once undisturbed, which counts its commits and statements; then once for each point, in a folder of its
-    own below `db_dir` that is the working folder of its processes (folders without a violation are removed). `again`:
-    after these points the process that goes on is killed too, at every point of its own. `every`: take only each n-th
-    statement. `setup`: a reference to a function that is called in each process before its engine is made. `check`: is
-    given the folder of each run when it has ended, and gives what is wrong there. `options`: those of `Engine`.
+    `target`: a reference (`package.module:attribute`, `path/file.py:attribute`) to a Workflow or a function
+    that gives one. It is run once undisturbed, which counts its commits and statements; then once for each
+    point, in a folder of its own below `db_dir` that is the working folder of its processes (folders without
+    a violation are removed). `again`: after these points the process that goes on is killed too, at every
+    point of its own. `every`: take only each n-th statement. `setup`: a reference to a function that is
+    called in each process before its engine is made. `check`: is given the folder of each run when it has
+    ended, and gives what is wrong there. `options`: those of `Engine`.
 
-    What it looks at, with plain SQL and a file that notes each body as it begins, wherever a process died or ended: no
-    body of a non-idempotent path began without its durable start record; none began before what it depends on was durable;
-    no result was given before the run's end was; `resume` refuses exactly the paths that began and are not known to have
-    ended, else it goes on, and `retry` after a refusal; completed paths never begin again; outputs and the final state of
-    every path are those of the undisturbed run.
+    What it looks at, with plain SQL and a file that notes each body as it begins, wherever a process died or
+    ended: no body of a non-idempotent path began without its durable start record; none began before what it
+    depends on was durable; no result was given before the run's end was; `resume` refuses exactly the paths
+    that began and are not known to have ended, else it goes on, and `retry` after a refusal; completed paths
+    never begin again; outputs and the final state of every path are those of the undisturbed run.
     """
     began = time.monotonic()
     base = Path(db_dir).resolve()
@@ -919,11 +928,12 @@ class _Stage:
 
     def _doubtful(self, state: Autopsy) -> list[str]:
         """Give the paths that nobody can answer for."""
-        return sorted(
-            path
-            for path in state.unknown
-            if (node := self._node(path)) and not (node["idempotent"] or node["reconciles"] or _is_whole_map(node, path))
-        )  # fmt: skip
+        return sorted(path for path in state.unknown if self._is_anybodys_guess(path))
+
+    def _is_anybodys_guess(self, path: str) -> bool:
+        node = self._node(path)
+        whole_map = node["is_map"] and not path.endswith("]")  # bookkeeping: its items are what ran
+        return not (node["idempotent"] or node["reconciles"] or whole_map)
 
     def _begun_too_early(self, state: Autopsy, begun: Counter[str]) -> Iterator[str]:
         for path, times in begun.items():
@@ -978,7 +988,3 @@ class _Stage:
         }
         if often:
             wrong.append(f"begun more often than the kills explain: {often}")
-
-
-def _is_whole_map(node: Mapping[str, Any], path: str) -> bool:
-    return bool(node["is_map"]) and not path.endswith("]")

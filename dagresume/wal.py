@@ -20,6 +20,8 @@ _EXTENT: Final = 4 << 20
 SIZE_LIMIT: Final = 2 * _EXTENT
 """What the file is cut to when the log starts over: more than its usual size, or it would grow each time."""
 _BULK: Final = 800
+_TOO_FAR: Final = 3 * _BULK
+"""Frames after which the writer waits for the copying, which a writer that is never still may hold up."""
 _TOO_LONG: Final = (32 << 20) // _PAGE
 _ROW: Final = 200
 """Bytes that a record and its index entries fill, without its output."""
@@ -55,7 +57,8 @@ class Wal:
         if self._copier is None:
             self._copier = threading.Thread(target=self._copy, name="dagresume-checkpoint", daemon=True)
             self._copier.start()
-        elif not self._copier.is_alive():
+        elif self._frames >= _TOO_FAR or not self._copier.is_alive():
+            self._copier.join()
             self._copier = None
             self._finish(conn)
 

@@ -109,7 +109,7 @@ class Worker(sqlite3.Connection):
 
 
 class Writer(Worker):
-    """The one connection that writes to a file from this engine."""
+    """The one connection that writes to a file from this engine, by `execute` and `executemany` alone."""
 
     path: str = ""
     commits: int = 0

@@ -244,8 +244,9 @@ def cancel(
     before, after = work(ask)
     if as_json:
         print_json(as_run(after))
-    if before.status.final and before.status is not RunStatus.CANCELLED:
-        raise Problem(f"run {before.run_id} is {before.status} already; there is nothing to cancel", REFUSED)
+    if after.status.final and after.status is not RunStatus.CANCELLED:
+        when = "already" if before.status.final else "by now"
+        raise Problem(f"run {after.run_id} is {after.status} {when}; nothing was cancelled", REFUSED)
     if as_json:
         return
     if before.status is RunStatus.CANCELLED:
@@ -255,7 +256,7 @@ def cancel(
         print_next(after.run_id, after.status, None, _here(db))
     else:
         owner = after.owner or "its process"
-        say(f"run {after.run_id}: asked {owner} to cancel it; it is {after.status} still")
+        say(f"run {after.run_id}: {owner} was asked to cancel it; it is {after.status} so far")
 
 
 @group.command("logs", cls=Command)

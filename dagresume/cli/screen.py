@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -56,6 +57,7 @@ _SEQUENCE: Final = re.compile(
     re.DOTALL,
 )
 _EVENT: Final = re.compile(r"^event=(['\"])(.*?)\1(?= \w+=|$)")  # as structlog renders the message
+_LEAST: Final = 24  # columns that the last cell of a row needs
 _WIDE: Final = 100_000  # columns of what is not a terminal: nothing is cut
 _UNSEEN: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
 _TURNS: Final = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -115,13 +117,17 @@ def warn(*parts: str | tuple[str, str]) -> None:
 
 
 def rows(headers: Sequence[str], cells: Iterable[Sequence[str]], *, styled: int | None = None) -> None:
-    """Print a table; column `styled` holds words that have a style. On a terminal long cells are folded."""
+    """Print a table; column `styled` holds words that have a style. A terminal folds the last column."""
     console = out()
+    body = [[clean(cell) for cell in row] for row in cells]
+    widths = [max(map(cell_len, column)) for column in zip(headers, *body, strict=True)]
+    if sum(widths[:-1]) + 2 * len(widths) + _LEAST > console.width:
+        console.width = _WIDE  # too narrow for columns: the terminal itself folds the lines
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for header in headers:
-        table.add_column(header, overflow="fold", no_wrap=not console.is_terminal)
-    for row in cells:
-        made = [Text(clean(cell)) for cell in row]
+        table.add_column(header, no_wrap=header != headers[-1])
+    for row in body:
+        made = [Text(cell) for cell in row]
         if styled is not None:
             made[styled].stylize(STYLES.get(row[styled], ""))
         table.add_row(*made)
@@ -129,7 +135,7 @@ def rows(headers: Sequence[str], cells: Iterable[Sequence[str]], *, styled: int 
         console.print(table, soft_wrap=False)
     text = captured.get()
     if not console.is_terminal:  # no blanks that only fill the last column
-        text = "\n".join(row.rstrip() for row in text.splitlines()) + "\n"
+        text = "".join(f"{row.rstrip()}\n" for row in text.splitlines())
     console.file.write(text)
 
 

@@ -130,7 +130,7 @@ async def tell(stores: list[Store], clock: Clock, story: list[Any]) -> list[Any]
     return answers
 
 
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(steps, max_size=8))
 def test_the_stores_answer_alike(story: list[Any]) -> None:
     async def both() -> None:

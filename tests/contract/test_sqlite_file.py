@@ -217,9 +217,7 @@ async def test_a_damaged_database_is_not_adopted(db: Path) -> None:
     conn.executemany("INSERT INTO t VALUES (?)", [(f"{n:0500}",) for n in range(500)])
     conn.commit()
     conn.close()
-    content = bytearray(db.read_bytes())
-    content[8192:16384] = os.urandom(8192)
-    put(db, content)
+    overwrite(db, 8192, os.urandom(8192))
     before = beside(db)
     with pytest.raises(StoreCorrupt):
         await opened(db, adopt=True)

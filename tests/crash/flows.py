@@ -1,4 +1,4 @@
-"""Workflows that the crash tests kill. Each body leaves a line in a file of the outside world: that is its effect."""
+"""Workflows that the crash tests kill. The effect of a body is a line in a file: the world outside."""
 
 import asyncio
 import os
@@ -29,8 +29,10 @@ def world(folder: Path = Path()) -> list[str]:
 
 
 def first_time(path: str) -> bool:
-    """Leave a line for this path; say whether it is the first one. An attempt's number does not tell: the start record of
-    an idempotent path is written a little later."""
+    """Leave a line for this path; say whether it is the first one.
+
+    The number of the attempt does not tell: the start record of an idempotent path is written a little later.
+    """
     leave(path)
     return [line.split()[0] for line in world()].count(path) == 1
 
@@ -136,13 +138,18 @@ outside = Workflow("outside", idempotent=True)
 JOB = "sleep 0.2; echo job {key} >> world.log"
 
 
+def begin_job(key: str) -> None:
+    """Begin something outside that does not end with us."""
+    subprocess.Popen(["sh", "-c", JOB.format(key=key)], start_new_session=True)
+
+
 @outside.node
 async def order(ctx: Context) -> str:
     key = ctx.idempotency_key
     if f"job {key}" in world():
         leave(f"order {ctx.attempt} {key}")
         return "done already"
-    subprocess.Popen(["sh", "-c", JOB.format(key=key)], start_new_session=True)
+    begin_job(key)
     leave(f"order {ctx.attempt} {key}")
     await asyncio.sleep(60)
     return "never"
@@ -284,7 +291,7 @@ for _node, _above in (("a", ()), ("b", ("a",)), ("c", ("b",)), ("d", ("c",))):
 
 
 def mixed(*, idempotent: bool, reconcile: Callable[..., Any] | None = None) -> Workflow:
-    """A pure node, two chained maps of which one item fails, a big output, a thread, a failure that is dealt with."""
+    """A pure node, two chained maps with a failed item, a big output, a thread, a failure that is handled."""
     wf = Workflow("mixed", idempotent=idempotent)
 
     @wf.node(checkpoint=False, idempotent=True)

@@ -91,7 +91,8 @@ def test_a_map_not_spread_out_yet_is_no_map_over_nothing(play: Play, tmp_path: P
 
 
 def test_the_second_map_of_a_chain_goes_on_with_what_the_first_one_gave(play: Play, tmp_path: Path) -> None:
-    """B61: killed between two steps of an item: the first is not repeated, what it drew is what was stored."""
+    """B61: killed between two steps of an item: the first is not repeated, what it drew is what was
+    stored."""
     child = play("go", flow="pairs", numbers=[0, 1, 2, 3])
     until(lambda: len(items(autopsy(tmp_path / "runs.db"), "keep")) == 3)
     child.kill()

@@ -44,9 +44,15 @@ def test_nodes_that_reconcile_need_nobody(tmp_path: Path) -> None:
     assert found.refused == 0
 
 
+def test_pure_nodes_chained_maps_blobs_threads_and_handled_failures(tmp_path: Path) -> None:
+    shown(sweep("tests.crash.flows:mixed_careful", INPUTS, tmp_path, "commits"))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("variant", ["idempotent", "careful", "asking"])
+@pytest.mark.parametrize(
+    "variant", ["idempotent", "careful", "asking", "mixed_idempotent", "mixed_careful", "mixed_asking"]
+)
 def test_every_point_and_every_point_of_going_on(tmp_path: Path, variant: str) -> None:
     check = one_effect_each if variant == "asking" else None
     found = shown(sweep(f"tests.crash.flows:{variant}", INPUTS, tmp_path, again=AFTER, check=check))

@@ -23,11 +23,11 @@ import pytest
 
 from dagresume import codec
 from dagresume.context import Context
-from dagresume.errors import DefinitionError, EngineClosed, OutputNotSerializable
+from dagresume.errors import DefinitionError, EngineClosed, OutputNotSerializable, WorkerDied
 from dagresume.executor import Call, ProcessExecutor
 from dagresume.observe import describe_error
 from dagresume.policy import NodeFailure
-from dagresume.processes import RemoteError, RemoteTraceback, WorkerDied
+from dagresume.processes import RemoteError, RemoteTraceback
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,8 +16,8 @@ import pytest
 
 from dagresume import codec
 from dagresume.context import Context
-from dagresume.errors import EngineClosed, OutputNotSerializable
-from dagresume.executor import Call, ThreadExecutor, TooManyAbandoned
+from dagresume.errors import EngineClosed, OutputNotSerializable, TooManyAbandoned
+from dagresume.executor import Call, ThreadExecutor
 
 ROOT = Path(__file__).parents[2]
 variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable")
@@ -236,9 +236,7 @@ async def test_a_context_can_be_used_from_many_threads(threads: ThreadExecutor) 
             raise AssertionError
 
     channel = Channel()
-    context = Context(
-        run_id="r", workflow="w", node="n", path="n", index=None, attempt=1, channel=channel
-    )
+    context = Context(run_id="r", workflow="w", node="n", path="n", index=None, attempt=1, channel=channel)
 
     def body(start: int) -> None:
         for n in range(start, start + 100):
