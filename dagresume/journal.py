@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from dagresume.clock import Clock
 from dagresume.events import Record
-from dagresume.store import Outcome, Owned, Refused, Store, StoreFailed, Unit
+from dagresume.store import Committed, Outcome, Owned, Refused, Store, StoreFailed, Unit
 
 __all__ = ["Entry", "Journal", "Late", "Writer"]
 
@@ -32,6 +32,9 @@ class Writer(Protocol):
 
     poisoned: bool
     owned: Owned
+
+    def not_written(self, outcome: Outcome, records: Sequence[Record]) -> None:
+        """Learn that these records of the run could not be written."""
 
 
 class Late(Protocol):
@@ -77,9 +80,7 @@ class _Awaited(Entry):
 
 
 class _Starts(Entry):
-    """Start records that nobody waits for; if they cannot be written, the completions that follow will say
-    so.
-    """
+    """Start records that nobody waits for."""
 
     __slots__ = ()
 
@@ -88,7 +89,8 @@ class _Starts(Entry):
         self.run, self.concludes = run, False
 
     def delivered(self, outcome: Outcome) -> None:
-        return
+        if self.run is not None and not isinstance(outcome, Committed):
+            self.run.not_written(outcome, self.records)
 
 
 class Journal:

@@ -53,6 +53,7 @@ from dagresume.store import (
     Outcome,
     Owned,
     Refused,
+    SqlFailed,
     StoreFailed,
 )
 from dagresume.workflow import Binding, Source
@@ -217,7 +218,9 @@ class Run:
         """Learn what became of a unit: begin what it unlocked."""
         self._inflight -= 1
         if not isinstance(outcome, Committed):
-            self._not_written(step, outcome)
+            for job in step.begins:
+                self._release(job)
+            self.not_written(outcome, step.records)
             return
         batch = self.services.journal.batches
         if batch != self._last_batch:
@@ -250,23 +253,18 @@ class Run:
             self._release(job)
         self.hand_over(Step(self, [self.record(ev.WITHDRAWN, job, "stopped") for job in step.begins]))
 
-    def _not_written(self, step: Step, outcome: Outcome) -> None:
-        for job in step.begins:
-            self._release(job)
-        if self.error is None:
-            if isinstance(outcome, Refused):
-                self.error = LeaseLost(self.run_id, str(outcome.holder or "another session"))
-            else:
-                self.error = (
-                    outcome.error
-                    if isinstance(outcome, StoreFailed)
-                    else DagresumeError(f"not written: {outcome}")
-                )
-                for record in step.records:
-                    if record.kind == ev.COMPLETED and record.path is not None:
-                        self.failures[record.path] = tell(
-                            record.path, record.attempt or 1, self.error, "not_stored"
-                        )
+    def not_written(self, outcome: Outcome, records: Sequence[Record]) -> None:
+        """Something of the run could not be written: the first reason is kept, and nothing further starts."""
+        if self.error is None and isinstance(outcome, Refused):
+            self.error = LeaseLost(self.run_id, str(outcome.holder or "another session"))
+        elif self.error is None:
+            known = isinstance(outcome, StoreFailed | SqlFailed)
+            self.error = outcome.error if known else DagresumeError(f"not written: {outcome}")
+            for record in records:
+                if record.kind == ev.COMPLETED and record.path is not None:
+                    self.failures[record.path] = tell(
+                        record.path, record.attempt or 1, self.error, "not_stored"
+                    )
         self.abort()
 
     # -- bodies ---------------------------------------------------------------------------------------

@@ -214,6 +214,8 @@ async def test_a_really_changed_input_holds_what_is_not(home: Home, calls: Calls
     assert again.status is RunStatus.WAITING
     assert dict(calls) == {"a": 1}
     calls.mend()
+    result = await home.retry(wf, run_id)  # b, on a person's word; now what c receives has changed too
+    assert (result.status, result.reason) == (RunStatus.WAITING, "held")
     result = await home.retry(wf, run_id)
     assert result.status is RunStatus.COMPLETED
     assert result["end"] == 46

@@ -579,7 +579,13 @@ def test_an_edit_that_moved_a_loaded_function_gives_unknown(files: Files, tmp_pa
 
 def test_a_function_that_has_run_and_is_traced_keeps_its_hash(files: Files) -> None:
     """Running and tracing it rewrite the code in place: quicker instructions, hooks."""
-    text = "def node(x):\n    t = 0\n    for i in range(x):\n        t += i if i % 2 else len([i])\n    return t\n"
+    text = """
+    def node(x):
+        t = 0
+        for i in range(x):
+            t += i if i % 2 else len([i])
+        return t
+    """
     node, before = files.load(text), code_hash(files.load(text))
     tracer = sys.gettrace()
     sys.settrace(lambda *_: None)
