@@ -258,8 +258,10 @@ class Run:
         if self.error is None and isinstance(outcome, Refused):
             self.error = LeaseLost(self.run_id, str(outcome.holder or "another session"))
         elif self.error is None:
-            known = isinstance(outcome, StoreFailed | SqlFailed)
-            self.error = outcome.error if known else DagresumeError(f"not written: {outcome}")
+            if isinstance(outcome, StoreFailed | SqlFailed):
+                self.error = outcome.error
+            else:
+                self.error = DagresumeError(f"not written: {outcome}")
             for record in records:
                 if record.kind == ev.COMPLETED and record.path is not None:
                     self.failures[record.path] = tell(
