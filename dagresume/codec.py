@@ -5,15 +5,16 @@
 Plain data (dict with str keys, list, str, int, float, bool, None; exact types) is ordinary JSON, so that
 SQL can look inside. What JSON has no word for is an object with the key `$dr`, from a closed list of forms:
 
-    {"$dr": "tuple", "v": [1, 2]}                              and so on: `_FORMS` lists them
-    {"$dr": "obj", "t": "shop.model:Order", "v": {"id": 7}}    dataclass, attrs, NamedTuple, pydantic, msgspec
+    {"$dr": "tuple", "v": [1, 2]}                              likewise set, int, …: see `_WRITE`
+    {"$dr": "uuid", "v": "00000000-…"}                         what the modules in `kinds` list as `FORMS`
+    {"$dr": "obj", "t": "shop.model:Order", "v": {"id": 7}}    dataclass, NamedTuple, attrs, pydantic, msgspec
+                                                               ("x": its attributes beside the fields)
     {"$dr": "enum", "t": "shop.model:State", "v": "PAID"}
-    {"$dr": "np", …}, {"$dr": "ndarray", …}                    numpy scalars and arrays
 
 A dict that has the key `$dr` itself, or keys that are no clean str, is written as pairs (`"dict"`), so that
 user data is never taken for a form. Class names in a text are looked up among the classes given in `types`
-(what the annotations lead to: `types_of`) and the registered ones. Nothing is imported because a text names
-it but our own module for a form of numpy or msgspec, and nothing is ever unpickled.
+(what the annotations lead to: `types_of`) and the registered ones. Nothing but a module of `kinds` is
+imported because a text names it, and nothing is ever unpickled.
 
 Not kept: which parts of a value were one shared object, the read-only flag and memory layout of arrays
 (Fortran order is kept), the `is_safe` of a UUID.
@@ -24,43 +25,29 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import json.encoder
 import math
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections import abc, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, date, datetime, time, timedelta, timezone
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum, Flag
 from functools import partial
-from pathlib import PosixPath, PurePath, PurePosixPath, PureWindowsPath, WindowsPath
+from json.encoder import c_make_encoder, encode_basestring  # type: ignore[attr-defined]
 from types import FunctionType, NoneType
 from typing import Any, Final
-from uuid import UUID
-from zoneinfo import ZoneInfo
 
 from dagresume.errors import NotLoadable, OutputNotSerializable
-from dagresume.kinds import FORMS, VALUES, loaded, twin
+from dagresume.kinds import TAGS, Form, loaded, twin
 from dagresume.policy import ItemFailure
-from dagresume.shapes import EMPTY, Types, known, name_of, register, shape_of, types_of
+from dagresume.shapes import EMPTY, Shape, Types, known, name_of, register, shape_of, types_of
 
-__all__ = [
-    "EMPTY",
-    "Types",
-    "canonical",
-    "digest",
-    "members",
-    "pack",
-    "plain",
-    "register",
-    "types_of",
-    "unpack",
-]
-__all__ += ["unpack_many"]
+__all__ = ["EMPTY", "Types", "register", "types_of"]  # of `shapes`
+__all__ += ["canonical", "digest", "members", "pack", "plain", "unpack", "unpack_many"]
 
 _TAG = "$dr"
 _MARK = f'"{_TAG}":'
-_DEPTH = 200  # levels of containers; a level is up to 3 Python frames here and 3 of SQLite's 1000 JSON levels
+_DEPTH = 200  # levels of containers; a level is up to 4 Python frames here and 3 of SQLite's 1000 JSON levels
 _ATOMS = frozenset({str, int, float, bool, NoneType})
 
 _Encode = Callable[[Any, int], Iterable[str]]
@@ -68,18 +55,10 @@ _Encode = Callable[[Any, int], Iterable[str]]
 
 # -- plain data: one walk, one encoding, one decoding ---------------------------------------------------
 
-
-def _encoder(*, sort_keys: bool) -> _Encode:
-    # what json.dumps builds anew in every call; no cycle check: the walk before it is bounded
-    quote = json.encoder.encode_basestring
-    encode: _Encode = json.encoder.c_make_encoder(  # type: ignore[attr-defined]
-        None, None, quote, None, ":", ",", sort_keys, False, False
-    )
-    return encode
-
-
-_encode: Final = _encoder(sort_keys=False)
-_encode_sorted: Final = _encoder(sort_keys=True)
+# what json.dumps builds anew in every call; no cycle check: the walk before it is bounded
+_make: Final[Callable[..., _Encode]] = partial(c_make_encoder, None, None, encode_basestring, None, ":", ",")
+_encode: Final = _make(False, False, False)
+_encode_sorted: Final = _make(True, False, False)
 _scan: Final[Callable[[str, int], tuple[Any, int]]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 
 
@@ -99,52 +78,46 @@ def _is_plain(value: Any, room: int = _DEPTH) -> bool:
     return True
 
 
-def _plain_text(value: Any, encode: _Encode) -> str | None:
+def _written(value: Any, types: Types, encode: _Encode) -> str:
     kind = type(value)
     try:
-        if kind not in _ATOMS and ((kind is not dict and kind is not list) or not _is_plain(value)):
-            return None
-        text = "".join(encode(value, 0))
+        if kind in _ATOMS or ((kind is dict or kind is list) and _is_plain(value)):
+            text = "".join(encode(value, 0))
+            if _MARK not in text and (text.isascii() or text.encode()):
+                return text
     except (ValueError, RecursionError):
-        return None  # NaN, ±inf, an int beyond the interpreter's digit limit; or the stack is full already
-    return text if _MARK not in text and _is_clean(text) else None
+        pass  # NaN, ±inf, a lone surrogate, an int beyond the digit limit; or the stack is full already
+    return _Packer(types, encode).whole(value)
 
 
 def _is_clean(text: str) -> bool:
     """Say whether UTF-8 can hold it: no lone surrogates."""
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return text.isascii() or text.encode(errors="ignore").decode() == text
 
 
 def pack(value: Any, types: Types = EMPTY) -> str:
     """Give JSON text from which `unpack` makes the same value and type, or raise `OutputNotSerializable`."""
-    text = _plain_text(value, _encode)
-    return _Packer(types, _encode).whole(value) if text is None else text
+    return _written(value, types, _encode)
 
 
 def canonical(value: Any, types: Types = EMPTY) -> str:
     """Give `pack`'s text with sorted keys, to compare values by: 1, True and "1" differ, NaN equals NaN."""
-    text = _plain_text(value, _encode_sorted)
-    return _Packer(types, _encode_sorted).whole(value) if text is None else text
+    return _written(value, types, _encode_sorted)
 
 
 def unpack(text: str, types: Types = EMPTY) -> Any:
     """Give the value that was packed, all of it made anew, or raise `NotLoadable` and say what is unknown."""
-    if _MARK not in text:
-        scan, hook = _scan, None
-    else:
+    scan, hook = _scan, None
+    if _MARK in text:
         hook = partial(_revive, known(types))
         scan = json.JSONDecoder(object_hook=hook).scan_once  # type: ignore[attr-defined]
     try:
         value, end = scan(text, 0)
+        if end < len(text):
+            raise ValueError("there is more behind it")
     except (StopIteration, ValueError, RecursionError):
-        end = -1
-    return value if end == len(text) else _unpack_slowly(text, hook)
+        return _unpack_slowly(text, hook)
+    return value
 
 
 def _unpack_slowly(text: str, hook: Callable[[dict[str, Any]], Any] | None) -> Any:
@@ -152,9 +125,8 @@ def _unpack_slowly(text: str, hook: Callable[[dict[str, Any]], Any] | None) -> A
     try:
         return json.JSONDecoder(object_hook=hook, parse_int=lambda digits: int(Decimal(digits))).decode(text)
     except (ValueError, ArithmeticError, RecursionError) as error:
-        raise NotLoadable(
-            f"It is not the JSON text that was stored ({error}). Run its node again."
-        ) from error
+        wrong = f"It is not the JSON text that was stored ({error})."
+        raise NotLoadable(f"{wrong} Run its node again.") from error
 
 
 def unpack_many(texts: Sequence[str], types: Types = EMPTY) -> list[Any]:
@@ -169,15 +141,7 @@ def unpack_many(texts: Sequence[str], types: Types = EMPTY) -> list[Any]:
 
 def members(text: str) -> dict[str, str]:
     """Give the members of a packed dict of plain string keys, each still packed, as they stand there."""
-    found: dict[str, str] = {}
-    place = 1
-    while text[place] != "}":
-        name, end = _scan(text, place)
-        _, place = _scan(text, end + 1)
-        found[name] = text[end + 1 : place]
-        if text[place] == ",":
-            place += 1
-    return found
+    return {name: "".join(_encode(tree, 0)) for name, tree in _scan(text, 0)[0].items()}
 
 
 def digest(text: str) -> bytes:
@@ -213,10 +177,8 @@ class _Packer:
     def parts(self, owner: Any, parts: Iterable[tuple[Any, Any]], show: Callable[[Any], str]) -> list[Any]:
         """Give the tree of each part of a container; the parts come with the steps that lead to them."""
         if len(self.trail) >= _DEPTH:
-            if any(around is owner for around, _, _ in self.trail):
-                raise self.refusal(owner, "It contains itself: return the parts, and ids where they meet.")
-            advice = f"It lies more than {_DEPTH} levels deep: flatten it, or return it as text."
-            raise self.refusal(owner, advice)
+            is_ring = any(around is owner for around, _, _ in self.trail)
+            raise self.refusal(owner, _RING if is_ring else _DEEP)
         spot, trees = [owner, show, None], []
         self.trail.append(spot)
         for spot[2], part in parts:
@@ -242,74 +204,44 @@ class _Packer:
         trees = self.parts(value if owner is None else owner, value.items(), _show_key)
         return dict(zip(value, trees, strict=True))
 
-    def string(self, value: str) -> Any:
-        return value if _is_clean(value) else {_TAG: "str", "v": value.encode("unicode_escape").decode()}
-
-    def integer(self, value: int) -> Any:
-        # decimal digits may be refused by this interpreter or the one that reads them, hexadecimal never
-        return value if value.bit_length() <= 2000 else {_TAG: "int", "v": hex(value)}
-
-    def number(self, value: float) -> Any:
-        return value if math.isfinite(value) else {_TAG: "float", "v": repr(value)}
-
-    def moment(self, value: datetime | time) -> Any:
-        zone: Any = value.tzinfo
-        if (zone is None or zone is UTC) and not value.fold:
-            return value.isoformat()
-        if type(zone) is ZoneInfo and zone.key:
-            told: Any = zone.key
-        elif zone is None or type(zone) is timezone:
-            told = zone and self.items(zone.__getinitargs__())
-        else:
-            kind = _type_name(type(zone))
-            raise self.refusal(value, f"Its tzinfo is a {kind}: use zoneinfo.ZoneInfo or datetime.timezone.")
-        return [value.isoformat(), told, value.fold]
-
-    def other(self, value: Any) -> dict[str, Any]:
-        cls = type(value)
+    def other(self, value: Any) -> Any:
+        cls: Any = type(value)
         if isinstance(value, Enum):
             return self.member(value)
-        if shape_of(cls) is not None:
-            return self.object(value)
-        try:
-            for library in loaded(VALUES):
-                if told := library.encode(value):
-                    return {_TAG: told[0], "v": self.any(told[1])}
-        except TypeError as error:
-            raise self.refusal(value, str(error)) from None
+        if shape := shape_of(cls):
+            return self.object(value, shape)
+        for library in loaded():  # the first such value, or one to refuse
+            _adopt(library.FORMS)
+        if cls in _WRITE:
+            return _WRITE[cls](self, value)
         raise self.refusal(value, _advice(cls))
 
-    def object(self, value: Any) -> dict[str, Any]:
-        shape: Any = shape_of(type(value))
+    def object(self, value: Any, shape: Shape) -> dict[str, Any]:
+        tree: dict[str, Any] = {_TAG: "obj", "t": self.name(value)}
         fields, rest = shape.take(value)
-        if lacking := shape.fields.keys() - fields.keys():
-            raise self.refusal(value, f"Its field {min(lacking)!r} was never set: give it a value.")
-        tree = {_TAG: "obj", "t": self.name(value), "v": self.mapping(fields, value)}
+        if unset := [name for name in shape.kind.names if name not in fields]:
+            raise self.refusal(value, f"Its field {unset[0]!r} was never set: give it a value.")
+        tree["v"] = self.mapping(fields, value)
         return {**tree, "x": self.mapping(rest, value)} if rest else tree
 
     def member(self, value: Enum) -> dict[str, Any]:
-        cls, name = type(value), self.name(value)
-        if cls.__members__.get(value._name_) is value:
-            return {_TAG: "enum", "t": name, "v": value._name_}
-        if isinstance(value, Flag):  # several members at once
-            return {_TAG: "enum", "t": name, "v": self.integer(value.value)}
-        raise self.refusal(value, "It is not one of the members its class lists: return its value.")
+        name = self.name(value)
+        label: Any = value._name_
+        if type(value).__members__.get(label) is not value:
+            if not isinstance(value, Flag):
+                raise self.refusal(value, "It is not one of the members its class lists: return its value.")
+            label = value.value  # several members at once
+        return {_TAG: "enum", "t": name, "v": self.any(label)}
 
     def name(self, value: Any) -> str:
+        cls = type(value)
         if self.names is None:
             self.names = {cls: name for name, cls in known(self.types).items()}
-        name = self.names.get(type(value))
-        if name is None:
-            raise self.refusal(value, self.stranger(type(value)))
-        return name
-
-    def stranger(self, cls: type) -> str:
-        if name_of(cls) in known(self.types):
-            return "Another class of that name is the known one (defined twice, or its module loaded twice)."
-        return (
-            f"Name it in the node's return annotation (`-> {cls.__name__}`, `-> list[{cls.__name__}]`),"
-            f" call dagresume.codec.register({cls.__name__}) once, or return plain data."
-        )
+        if cls in self.names:
+            return self.names[cls]
+        if name_of(cls) in self.names.values():
+            raise self.refusal(value, _TWICE)
+        raise self.refusal(value, _STRANGE.format(cls.__name__))
 
     def refusal(self, value: Any, reason: str) -> OutputNotSerializable:
         place = "$" + "".join(show(step) for _, show, step in self.trail)
@@ -323,74 +255,55 @@ def _type_name(cls: type) -> str:
 
 
 def _show_key(key: Any) -> str:
-    named = type(key) is str and key.isidentifier()
-    return f".{key}" if named else f"[{json.dumps(plain(key))[:60]}]"
+    if type(key) is str:
+        return f".{key}" if key.isidentifier() else f"[{json.dumps(key[:60])}]"
+    return f"[{json.dumps(plain(key))[:60]}]"
 
 
-def _base64(_packer: _Packer, value: bytes | bytearray) -> str:
-    return b64encode(value).decode()
-
-
-def _unbase64(text: str) -> bytes:
-    return b64decode(text, validate=True)
-
-
-def _as_text(packer: _Packer, value: Any) -> Any:
-    return packer.string(str(value))
-
-
-def _moment(cls: Any, told: Any) -> Any:
-    if type(told) is str:
-        return cls.fromisoformat(told)
-    iso, zone, fold = told
-    zone = ZoneInfo(zone) if type(zone) is str else zone and timezone(*zone)
-    return cls.fromisoformat(iso).replace(tzinfo=zone, fold=fold)
-
-
-_Write = Callable[[_Packer, Any], Any]
-_FORMS: Final[tuple[tuple[str, type, _Write, Callable[[Any], Any]], ...]] = (
-    ("tuple", tuple, _Packer.items, tuple),
-    ("set", set, _Packer.elements, set),
-    ("frozenset", frozenset, _Packer.elements, frozenset),
-    ("deque", deque, lambda packer, value: [packer.items(value), value.maxlen], lambda told: deque(*told)),
-    ("bytes", bytes, _base64, _unbase64),
-    ("bytearray", bytearray, _base64, lambda text: bytearray(_unbase64(text))),
-    ("complex", complex, lambda packer, x: packer.items((x.real, x.imag)), lambda told: complex(*told)),
-    ("decimal", Decimal, _as_text, Decimal),
-    ("uuid", UUID, _as_text, UUID),
-    ("datetime", datetime, _Packer.moment, partial(_moment, datetime)),
-    ("time", time, _Packer.moment, partial(_moment, time)),
-    ("date", date, lambda _packer, day: day.isoformat(), date.fromisoformat),
-    ("timedelta", timedelta, lambda _, x: [x.days, x.seconds, x.microseconds], lambda told: timedelta(*told)),
-    *((cls.__name__, cls, _as_text, cls) for cls in (PosixPath, WindowsPath, PurePosixPath, PureWindowsPath)),
-)
-
-
-def _tagged(tag: str, write: _Write) -> _Write:
-    return lambda packer, value: {_TAG: tag, "v": write(packer, value)}
-
-
-_WRITE: Final[dict[type, _Write]] = {
-    bool: lambda _packer, value: value,
-    NoneType: lambda _packer, value: value,
-    str: _Packer.string,
-    int: _Packer.integer,
-    float: _Packer.number,
+_WRITE: Final[dict[type, Callable[[_Packer, Any], Any]]] = {
+    bool: lambda _, x: x,
+    NoneType: lambda _, x: x,
+    str: lambda _, x: x if _is_clean(x) else {_TAG: "str", "v": x.encode("unicode_escape").decode()},
+    # decimal digits may be refused by this interpreter or the one that reads them, hexadecimal never
+    int: lambda _, x: x if x.bit_length() <= 2000 else {_TAG: "int", "v": hex(x)},
+    float: lambda _, x: x if math.isfinite(x) else {_TAG: "float", "v": repr(x)},
     list: _Packer.items,
     dict: _Packer.mapping,
-    **{cls: _tagged(tag, write) for tag, cls, write, _ in _FORMS},
+    tuple: lambda packer, x: {_TAG: "tuple", "v": packer.items(x)},
+    set: lambda packer, x: {_TAG: "set", "v": packer.elements(x)},
+    frozenset: lambda packer, x: {_TAG: "frozenset", "v": packer.elements(x)},
+    deque: lambda packer, x: {_TAG: "deque", "v": [packer.items(x), x.maxlen]},
 }
-
-
-# -- the tagged forms, read -----------------------------------------------------------------------------
-
 _READ: Final[dict[str, Callable[[Any], Any]]] = {
     "str": lambda text: text.encode().decode("unicode_escape"),  # holds lone surrogates
     "int": lambda digits: int(digits, 16),
     "float": float,
     "dict": dict,
-    **{tag: read for tag, _, _, read in _FORMS},
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "deque": lambda told: deque(*told),
 }
+
+
+def _adopt(forms: Iterable[Form]) -> None:
+    for form in forms:
+        _WRITE[form.cls] = partial(_write, form)
+        _READ[form.tag] = form.decode
+
+
+def _write(form: Form, packer: _Packer, value: Any) -> dict[str, Any]:
+    try:
+        told = form.encode(value)
+    except TypeError as error:
+        raise packer.refusal(value, str(error)) from None
+    return {_TAG: form.tag, "v": packer.any(told)}
+
+
+_adopt(twin("standard").FORMS)
+
+
+# -- the tagged forms, read -----------------------------------------------------------------------------
 
 
 def _revive(classes: Types, found: dict[str, Any]) -> Any:
@@ -399,85 +312,68 @@ def _revive(classes: Types, found: dict[str, Any]) -> Any:
         return found
     tag = found[_TAG]
     try:
+        if tag in TAGS and tag not in _READ:
+            _adopt(twin(TAGS[tag]).FORMS)
         if tag in _READ:
             return _READ[tag](found["v"])
-        if tag in _READ_NAMED:
-            return _READ_NAMED[tag](_class(found["t"], classes), found)
-        if tag in FORMS:
-            return twin(FORMS[tag]).READ[tag](found["v"])
+        if tag in ("obj", "enum"):
+            return _revive_named(classes.get(found["t"]), tag, found)
     except (NotLoadable, MemoryError):
         raise
     except Exception as error:
-        raise NotLoadable(
-            f"The form {tag!r} in it cannot be made again here ({type(error).__name__}: {error})."
-            " Run its node again."
-        ) from error
-    raise NotLoadable(
-        f"It holds the form {tag!r}, which this version of dagresume does not know. Update dagresume."
-    )
+        wrong = f"The form {tag!r} in it cannot be made again here ({type(error).__name__}: {error})."
+        raise NotLoadable(f"{wrong} Run its node again.") from error
+    unknown = f"It holds the form {tag!r}, which this version of dagresume does not know."
+    raise NotLoadable(f"{unknown} Update dagresume.")
 
 
-def _class(name: str, classes: Types) -> type:
-    try:
-        return classes[name]
-    except KeyError:
-        raise NotLoadable(
-            f"It holds a {name}, a class not known here. Name it in the annotation of the node that gives it,"
-            " or call dagresume.codec.register with it; if the class is gone or renamed, run the node again."
-        ) from None
-
-
-def _object(cls: type, found: dict[str, Any]) -> Any:
-    shape = shape_of(cls)
-    if shape is None:
-        raise NotLoadable(f"{found['t']} is no longer a class that holds fields. Run its node again.")
-    return shape.make(found["v"], found.get("x", {}))
-
-
-def _member(cls: type, found: dict[str, Any]) -> Any:
-    if not issubclass(cls, Enum):
-        raise NotLoadable(f"{found['t']} is no longer an Enum. Run its node again.")
-    label = found["v"]
-    return cls[label] if type(label) is str else cls(label)
-
-
-_READ_NAMED: Final = {"obj": _object, "enum": _member}
+def _revive_named(cls: Any, tag: str, found: dict[str, Any]) -> Any:
+    if cls is None:
+        raise NotLoadable(_GONE.format(found["t"]))
+    label, shape = found["v"], shape_of(cls)
+    if tag == "obj" and shape:
+        return shape.make(label, found.get("x", {}))
+    if tag == "enum" and issubclass(cls, Enum):
+        return cls[label] if type(label) is str else cls(label)
+    raise NotLoadable(f"{found['t']} is no longer a class of that kind ({tag!r}). Run its node again.")
 
 
 # -- what is refused ------------------------------------------------------------------------------------
 
-_LIBRARIES: Final = {"pandas", "polars", "pyarrow", "torch", "tensorflow", "jax", "PIL"}
+_RING: Final = "It contains itself: return the parts, and ids where they meet."
+_DEEP: Final = f"It lies more than {_DEPTH} levels deep: flatten it, or return it as text."
+_TWICE: Final = "Another class of that name is the known one (defined twice, or its module loaded twice)."
+_STRANGE: Final = (
+    "Name it in the node's return annotation (`-> {0}`, `-> list[{0}]`),"
+    " call dagresume.codec.register({0}) once, or return plain data."
+)
+_GONE: Final = (
+    "It holds a {0}, a class not known here. Name it in the annotation of the node that gives it, or call"
+    " dagresume.codec.register with it; if the class is gone or renamed, run the node again."
+)
+_ONCE: Final = "It can be read only once or changes later: return list(…) of it."
 _ADVICE: Final[tuple[tuple[Any, str], ...]] = (
     (io.IOBase, "Return its content or its path."),
     (abc.Awaitable, "It was never awaited: write `await` before the call."),
-    (
-        (abc.Iterator, abc.AsyncIterator, abc.MappingView),
-        "It can be read only once or changes later: return list(…) of it.",
-    ),
+    ((abc.Iterator, abc.AsyncIterator, abc.MappingView), _ONCE),
     (range, "Return list(…) of it."),
     (BaseException, "Return str(error) or plain data about it, or raise it."),
     ((FunctionType, type), "Return what it makes, or its name."),
     (abc.Mapping, "Return dict(…) of it."),
     (
         object,
-        "Return plain data, or a dataclass, NamedTuple or Enum that the node's return annotation names.",
+        "Return plain data, an object that the node's annotation names, or a file's path (ctx.artifacts).",
     ),
 )
 
 
 def _advice(cls: type) -> str:
-    if cls.__module__.partition(".")[0] in _LIBRARIES:
-        return "Return plain data made of it, or write it to a file (ctx.artifacts) and return the path."
-    for base in cls.__mro__:
-        if base in _WRITE:
-            name = base.__name__
-            return f"It is a subclass of {name} and would come back as a mere {name}: convert it."
+    if base := next((base.__name__ for base in cls.__mro__ if base in _WRITE), None):
+        return f"It is a subclass of {base} and would come back as a mere {base}: convert it."
     return next(advice for kinds, advice in _ADVICE if issubclass(cls, kinds))
 
 
 # -- a picture for people and other programs ------------------------------------------------------------
-
-_Draw = Callable[[Any], Any]
 
 
 def plain(value: Any) -> Any:
@@ -495,6 +391,9 @@ def _picture(value: Any, above: tuple[int, ...]) -> Any:
         return f"<{_type_name(type(value))}>"
 
 
+_Draw = Callable[[Any], Any]
+
+
 def _draw_text(value: Any, _draw: _Draw) -> str:
     return str(value).encode("utf-8", "backslashreplace").decode()
 
@@ -504,27 +403,24 @@ def _draw_mapping(value: Mapping[Any, Any], draw: _Draw) -> dict[str, Any]:
 
 
 def _draw_any(value: Any, draw: _Draw) -> Any:
-    cls: type = type(value)
-    shape = shape_of(cls)
-    if shape is not None:
+    cls: Any = type(value)
+    if shape := shape_of(cls):
         return _draw_mapping(shape.take(value)[0] | (getattr(value, "model_extra", None) or {}), draw)
-    if isinstance(value, abc.Sequence | deque) and not isinstance(value, range):
+    if isinstance(value, list | tuple | deque):
         return [draw(item) for item in value]
-    if hasattr(value, "tolist"):  # numpy
-        return draw(value.tolist())
-    return _draw_text(repr(value)[:1000], draw)
+    # numpy has that, and else: what a person would see
+    return draw(value.tolist()) if hasattr(value, "tolist") else draw(str(value)[:1000])
 
 
 _PICTURES: Final[tuple[tuple[Any, Callable[[Any, _Draw], Any]], ...]] = (
     (Enum, lambda value, draw: draw(value.value)),
-    ((bool, NoneType), lambda value, _draw: value),
+    ((bool, NoneType), lambda value, _: value),
     (str, _draw_text),
-    (int, lambda value, _draw: int(value) if value.bit_length() <= 2000 else hex(value)),
-    (float, lambda value, _draw: float(value) if math.isfinite(value) else None),
-    ((bytes, bytearray, memoryview), lambda value, _draw: b64encode(value).decode()),
-    ((datetime, date, time), lambda value, _draw: value.isoformat()),
-    (timedelta, lambda value, _draw: value.total_seconds()),
-    ((Decimal, UUID, PurePath, complex), _draw_text),
+    (int, lambda value, _: int(value) if value.bit_length() <= 2000 else hex(value)),
+    (float, lambda value, _: float(value) if math.isfinite(value) else None),
+    ((bytes, bytearray, memoryview), lambda value, _: b64encode(value).decode()),
+    ((datetime, date, time), lambda value, _: value.isoformat()),
+    (timedelta, lambda value, _: value.total_seconds()),
     (abc.Mapping, _draw_mapping),
     (abc.Set, lambda value, draw: sorted((draw(item) for item in value), key=repr)),
     (object, _draw_any),

@@ -71,6 +71,7 @@ class Driver(Protocol):
     failures: dict[str, NodeFailure]
     held: list[str]
     uncertain: list[str]
+    lost: list[Exception]
     log_lines: deque[LogLine]
     progress: dict[str, tuple[float, float | None]]
     stopping: tuple[str, str, str] | None

@@ -320,12 +320,13 @@ def _foresee(
     inputs: Mapping[str, bytes],
 ) -> tuple[_Outlook, Decision]:
     prior = snapshot.paths.get(vertex.id)
+    if any(outlooks[parent].held for parent in vertex.parents):
+        held = Verdict(Action.WAIT, "upstream_held")
+        return _Outlook("failed", None, held=True), _decision(vertex.id, held, None)
     ended = Counter(outlooks[parent].ended for parent in vertex.parents)
     verdict = _joined(vertex, ended)
     if verdict is Join.BLOCK:
-        held = any(outlooks[parent].held for parent in vertex.parents)
-        found = Verdict(Action.WAIT, "upstream_held") if held else Verdict(Action.SKIP, "upstream_failed")
-        return _Outlook("failed", None, held), _decision(vertex.id, found, None)
+        return _Outlook("failed", None), Decision(vertex.id, Action.SKIP, "upstream_failed")
     if verdict is Join.SKIP:
         return _Outlook("skipped", None), Decision(vertex.id, Action.SKIP, "trigger")
     if ended["runs"] or ended["maybe"]:
@@ -357,7 +358,7 @@ def _joined(vertex: Vertex, ended: Counter[str]) -> Join | None:
     else:
         counts[Settled.COMPLETED] += ended["runs"]
     verdicts = set()
-    for how in Settled if maybe else (Settled.COMPLETED,):
+    for how in (Settled.COMPLETED, Settled.SKIPPED, Settled.FAILED)[: 3 if maybe else 1]:
         completed, skipped, failed = (n + maybe * (how == place) for place, n in enumerate(counts))
         verdicts.add(join(trigger, completed, skipped, failed))
     return verdicts.pop() if len(verdicts) == 1 else None
@@ -439,7 +440,7 @@ def _with_recomputed(rules: Sequence[Vertex], decisions: list[Decision]) -> list
     at = {decision.path: n for n, decision in enumerate(decisions)}
     for vertex in reversed(rules):
         own = decisions[at[vertex.id]]
-        if not vertex.pure or own.action != Action.REUSE:
+        if not vertex.pure or own.action != Action.REUSE or own.reason == HANDLED.reason:
             continue
         takers = (rules[child] for child in vertex.children if vertex.index in rules[child].source_parents)
         below = {decisions[at[taker.id]].action for taker in takers}

@@ -249,7 +249,7 @@ def tolerated(rule: float | None, failed: int, total: int) -> bool:
         return True
     if rule is None or rule is False:
         return False
-    return failed <= (rule if isinstance(rule, int) else rule * total)
+    return failed <= rule if isinstance(rule, int) else failed / total <= rule
 
 
 # -- join rules -----------------------------------------------------------------------------------------
@@ -264,6 +264,7 @@ class Settled(IntEnum):
     COMPLETED = 0
     SKIPPED = 1
     FAILED = 2  # upstream_failed counts as failed (DESIGN §4)
+    OPEN_QUESTION = 3  # held or uncertain, or below such a one: a person has to speak first
 
 
 class Join(IntEnum):

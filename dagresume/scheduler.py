@@ -507,7 +507,8 @@ class Run:
         if job.feed is None:
             if failure is not None:
                 self.failures[job.path] = failure
-            job.scope.fail(job.vertex.index, step)
+            how = Settled.OPEN_QUESTION if failure is None else Settled.FAILED
+            job.scope.fail(job.vertex.index, step, how)
         elif failure is not None:
             job.feed.failed(job.index, failure, step)
         else:
@@ -925,7 +926,7 @@ class Run:
         if index is not None:
             return self._item_status(i, index)
         state = self.root.state[i]
-        names = {OPEN: "pending", Settled.FAILED: "upstream_failed"}
+        names = {OPEN: "pending", Settled.OPEN_QUESTION: "pending", Settled.FAILED: "upstream_failed"}
         return names.get(state) or Settled(state).name.lower()
 
     def _item_status(self, i: int, k: int) -> str | None:

@@ -65,7 +65,7 @@ class Scope:
         self.state = bytearray([OPEN]) * len(rules)
         self.out: list[Any] = [None] * len(rules)
         self.digests: list[bytes] = [bytes(16)] * len(rules)
-        self.bad: dict[int, list[int]] = {}  # how many parents of a vertex were skipped [1] or failed [2]
+        self.bad: dict[int, list[int]] = {}  # of how many parents of a vertex did not complete, by how
         self.feeds: dict[int, Feed] = {}
         self.streaming: dict[int, list[Feed]] = {}  # the maps that take the items of this one as they come
         self.remaking: dict[int, list[int]] = {}  # a pure vertex being made again: who waits for it
@@ -91,7 +91,7 @@ class Scope:
         for child in self.rules[i].children:
             left[child] -= 1
             if how:
-                self.bad.setdefault(child, [0, 0, 0])[how] += 1
+                self.bad.setdefault(child, [0, 0, 0, 0])[how] += 1
             if not left[child]:
                 self._todo.append((self._decide, self.rules[child]))
             elif self.rules[child].chained:
@@ -105,12 +105,12 @@ class Scope:
         elif self.state[i] == OPEN:
             self.settle(i, Settled.COMPLETED, step)
 
-    def fail(self, i: int, step: Step) -> None:
+    def fail(self, i: int, step: Step, how: Settled = Settled.FAILED) -> None:
         """Note that a vertex has no value."""
         if i in self.remaking:
             self._not_remade(i, step)
         elif self.state[i] == OPEN:
-            self.settle(i, Settled.FAILED, step)
+            self.settle(i, how, step)
 
     def part(self, source: Source) -> bytes:
         """Give what stands for a value in the fingerprint of what receives it."""
@@ -134,9 +134,10 @@ class Scope:
         if feed is not None:  # it streamed; now all that is above it has ended
             feed.finish(step)
             return
-        verdict = self._joined(vertex)
+        verdict = self.joined(vertex)
         if verdict is Join.BLOCK:
-            self.settle(vertex.index, Settled.FAILED, step)
+            asks = self.bad[vertex.index][Settled.OPEN_QUESTION]
+            self.settle(vertex.index, Settled.OPEN_QUESTION if asks else Settled.FAILED, step)
         elif verdict is Join.SKIP:
             step.records.append(
                 ev.node_record(ev.SKIPPED, self.path(vertex), None, self.run.now(), "trigger")
@@ -150,11 +151,14 @@ class Scope:
             else:
                 self._decide_again(vertex, prior, self.fingerprint(vertex), step)
 
-    def _joined(self, vertex: Vertex) -> Join:
+    def joined(self, vertex: Vertex) -> Join:
+        """Give what the join rule says; nothing runs below what a person has to speak about first."""
         bad = self.bad.get(vertex.index)
         if bad is None and vertex.node.trigger != "any_failed":
             return Join.RUN
-        _, skipped, failed = bad or (0, 0, 0)
+        _, skipped, failed, asks = bad or (0, 0, 0, 0)
+        if asks:
+            return Join.BLOCK
         return join(vertex.node.trigger, len(vertex.parents) - skipped - failed, skipped, failed)
 
     def _decide_again(self, vertex: Vertex, prior: Record, fingerprint: bytes, step: Step) -> None:
@@ -175,7 +179,7 @@ class Scope:
             self.complete(i, out, fingerprint if vertex.pure else prior.digest or bytes(16), step)
         elif verdict.action is Action.HOLD:
             run.hold(path, prior, verdict, step)
-            self.settle(i, Settled.FAILED, step)
+            self.settle(i, Settled.OPEN_QUESTION, step)
         else:
             if prior.kind == ev.COMPLETED:
                 run.reset(prior, verdict.reason, step)
@@ -282,7 +286,7 @@ class Scope:
                 (self.out[i],) = await self.run.services.fetch(self.run.run_id, [self.out[i]])
         except StoreError as error:
             self.run.cannot_load(error)
-            self.fail(vertex.index, step)
+            self.fail(vertex.index, step, Settled.OPEN_QUESTION)
         else:
             self._spread(vertex, fingerprint, step)
         self.advance(step)
@@ -575,7 +579,7 @@ class Feed:
         scope, i, node = self.scope, self.vertex.index, self.vertex.node
         if self.left or scope.left[i] or not (scope.state[i] == OPEN or i in scope.remaking):
             return
-        whole = len(self.lost) == 0 and not scope.bad.get(i)
+        whole = not self.lost and scope.joined(self.vertex) is Join.RUN
         if whole and tolerated(node.tolerate, len(self.failures), self.count):
             digest = hashlib.sha256(b"%d:" % self.count + self.cells.digests).digest()[:16]
             step.records.append(self._record(ev.COMPLETED, "success", None, digest))
@@ -585,6 +589,7 @@ class Feed:
             )
             return
         self.run.failures.update((failure.path, failure) for failure in self.failures.values())
+        how = Settled.FAILED
         if self.failures:
             step.records.append(self._record(ev.FAILED, "failed", "items_failed", None))
         else:  # what stopped it is elsewhere: above it, or with a person
@@ -592,7 +597,14 @@ class Feed:
             kind = ev.WAITING if held else ev.INTERRUPTED if uncertain else ev.WITHDRAWN
             reason = "held" if held else "uncertain" if uncertain else "upstream_failed"
             step.records.append(self._record(kind, ev.r5_word(kind) or "", reason, None))
-        scope.fail(i, step)
+        if self.asks or (scope.bad.get(i) or [0] * 4)[Settled.OPEN_QUESTION]:
+            how = Settled.OPEN_QUESTION
+        scope.fail(i, step, how)
+
+    @property
+    def asks(self) -> bool:
+        """Whether an item waits for a person's word."""
+        return any(map(self._owns, (*self.run.held, *self.run.uncertain))) or bool(self.run.lost)
 
     def _owns(self, path: str) -> bool:
         return path.startswith(self.path + "[")

@@ -48,6 +48,7 @@ DECISIONS: Final[Mapping[tuple[str, str], str]] = {
     ("check", "recomputed"): "Runs again if a node that needs its output does: the output is not stored.",
     ("skip", "trigger"): "Skipped: the nodes above it did not end as its trigger asks.",
     ("skip", "upstream_failed"): "Does not run: something it needs has failed.",
+    ("wait", "upstream_held"): "Waits until a person has decided about a path above it.",
     ("hold", "input_changed"): "Held for a person: completed, its input changed, and it is not idempotent.",
     ("hold", "uncertain"): "Held for a person: it began, and nobody knows whether it took effect.",
 }

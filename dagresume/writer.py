@@ -8,6 +8,7 @@ again alone.
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -120,7 +121,6 @@ class Writer(Worker):
         self.path, self.clock = path, clock
         self.wal = Wal(path)
         self._holes: dict[int, StoreFailed] = {}
-        self._definitions: dict[tuple[str, bytes], int] = {}
         variables = self.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER)
         most = min(_MOST_ROWS, (variables - 3) // (_WIDTH + 2))
         self._most_rows = 1 << (most.bit_length() - 1)
@@ -133,8 +133,10 @@ class Writer(Worker):
         for group in _groups(units):
             outcomes += self._together(group)
         rows = sum(len(unit.records) for unit in units)
-        size = sum(len(record[11]) for unit in units for record in unit.records if record[11])
-        self.wal.after(self, self.commits - commits, rows, size)
+        size = sum(len(record.output) for unit in units for record in unit.records if record.output)
+        # What is written is written: whatever goes wrong from here on must not hide it.
+        with contextlib.suppress(sqlite3.Error, RuntimeError):
+            self.wal.after(self, self.commits - commits, rows, size)
         return outcomes
 
     # one transaction, and what is done when it fails
@@ -146,9 +148,15 @@ class Writer(Worker):
         if plain is None or plain.changes_rows:
             return self._slowly(units)
         try:
-            written = persist(self, partial(self._insert, plain, units))
+            inserted, last = persist(self, partial(self._insert, plain))
         except Exception as error:
             return self._spoilt(units, error) if busy(error) else list(map(self._alone, units))
+        self.commits += 1
+        try:
+            written = self._shares(units, plain, inserted, last)
+        except Exception as error:
+            # Some of it is written, nobody knows which: trying again could write it twice.
+            return self._spoilt(units, error)
         left = [unit for unit, outcome in zip(units, written, strict=True) if outcome is None]
         decided = iter(self._slowly(left) if left else ())
         return [outcome or next(decided) for outcome in written]
@@ -195,7 +203,7 @@ class Writer(Worker):
         plain = self._plain(units) if len(units) > 1 else None
         if plain is None:
             return list(map(self._apply, units))
-        written = self._insert(plain, units)
+        written = self._shares(units, plain, *self._insert(plain))
         for unit, outcome in zip(units, written, strict=True):
             if isinstance(outcome, Committed):
                 self._update(outcome.run, projected(unit))
@@ -223,13 +231,16 @@ class Writer(Worker):
             return _Plain(_insert_owned(size, False), _of_one_run(units, size - rows), rows, changes_rows)
         return _Plain(_insert_owned(size, True), _of_many_runs(units, size - rows), rows, changes_rows)
 
-    def _insert(self, plain: _Plain, units: Sequence[Unit]) -> list[Committed | None]:
-        """Insert the records of all units whose run is ours; None for each of the others."""
+    def _insert(self, plain: _Plain) -> tuple[int, int]:
+        """Insert the records of all units whose run is ours; gives their number and the last seq."""
         cursor = self.execute(plain.sql, plain.parameters)
-        if not self.in_transaction:
-            self.commits += 1
-        inserted = cursor.rowcount
-        seq = (cursor.lastrowid or 0) - inserted
+        return cursor.rowcount, cursor.lastrowid or 0
+
+    def _shares(
+        self, units: Sequence[Unit], plain: _Plain, inserted: int, last: int
+    ) -> list[Committed | None]:
+        """Give what became of each unit: None if its run was not ours."""
+        seq = last - inserted
         runs = None if inserted == plain.rows else self._runs_written(seq, inserted)
         outcomes: list[Committed | None] = []
         for unit in units:

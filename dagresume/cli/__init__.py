@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from importlib import import_module
 from types import FrameType
@@ -14,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 __all__ = ["app", "main"]
 
+INTERRUPTED: Final = 130
 COMMANDS: Final = {
     "run": ("running", "Run a workflow; with --key resume its run, or give what it completed with."),
     "resume": ("running", "Run what is missing of a run; what completed is not executed again."),
@@ -68,7 +73,7 @@ class Commands(TyperGroup):
         try:
             code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
         except (KeyboardInterrupt, typer.Abort):  # while the module of a command was being loaded
-            code = 130
+            code = INTERRUPTED
         except Exception as error:
             if not hasattr(error, "format_message"):
                 raise
@@ -115,7 +120,20 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a value never fails for want of a character
     signal.signal(signal.SIGTERM, _terminate)
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            threading.Thread(target=_leave, daemon=True).start()
+        raise
+
+
+def _leave() -> NoReturn:
+    """End an interrupted process although threads of the user's code are still busy."""
+    time.sleep(1.0)
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+    os._exit(INTERRUPTED)
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:

@@ -9,7 +9,6 @@ import re
 import signal
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -31,8 +30,6 @@ __all__ = ["finished", "opened", "resolve", "work"]
 T = TypeVar("T")
 GRACE: Final = 3.0
 """Seconds that functions under way are given when a person interrupts."""
-LAST: Final = 3.0
-"""Seconds that an interrupted process has to print how it ended and to exit."""
 PAGE: Final = 1000
 _UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
@@ -151,12 +148,6 @@ def _leave() -> None:
     os._exit(INTERRUPTED)
 
 
-def _leave_after() -> None:
-    """Do not let threads of the user's code keep an interrupted process from ending."""
-    time.sleep(LAST)
-    _leave()
-
-
 def work(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run an asynchronous command to its end; KeyboardInterrupt if a person ended it without a result."""
 
@@ -169,9 +160,6 @@ def work(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
             if interrupts.count:
                 raise KeyboardInterrupt from None
             raise
-        finally:
-            if interrupts.count:
-                threading.Thread(target=_leave_after, daemon=True).start()
 
     loop = asyncio.new_event_loop()
     try:
@@ -202,10 +190,20 @@ async def finished(
     task: asyncio.Task[RunResult] | None = None
     try:
         async with engine as opened_engine:
-            run_id, task = await begin(opened_engine)
+            beginning = asyncio.ensure_future(begin(opened_engine))
+            try:
+                await asyncio.wait([beginning])
+            finally:  # interrupted just now: a run that was begun is known by its id
+                await asyncio.wait([beginning], timeout=GRACE)
+                if beginning.done() and beginning.exception() is None:
+                    task = beginning.result()[1]
+            run_id, task = beginning.result()
             async with watch(opened_engine, run_id):
                 await asyncio.wait([task])
     except asyncio.CancelledError:
-        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
+        if task is None:
+            raise
+        await asyncio.wait([task], timeout=1.0)  # the run has ended, its result is a step or two away
+        if not task.done() or task.cancelled():
             raise
     return task.result()

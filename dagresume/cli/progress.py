@@ -77,7 +77,7 @@ class Tally:
 async def watching(engine: Engine, run_id: str, *, quiet: bool = False) -> AsyncIterator[None]:
     """Show how far a run is while the block lasts; nothing if nobody looks at a terminal."""
     console = err()
-    if quiet or not console.is_terminal:
+    if quiet or not sys.stderr.isatty() or console.is_dumb_terminal:
         yield
         return
     began = time.monotonic()

@@ -23,6 +23,9 @@ from dagresume.workflow import Workflow
 __all__ = ["apps", "inputs_of", "limits_of", "one_workflow", "workflows"]
 
 
+_OF_PYTHON = sys.stdlib_module_names - {"test"}  # which nothing imports
+
+
 def one_workflow(target: str) -> Workflow:
     """Give the one workflow that a target means, or a Problem that lists what there is."""
     named = _named(target)
@@ -90,6 +93,8 @@ def _load_file(path: Path) -> types.ModuleType:
     while (root / "__init__.py").exists():  # inside a package: imported as the part of it that it is
         name, root = f"{root.name}.{name}", root.parent
     name = name.removesuffix(".__init__")
+    if name in _OF_PYTHON:
+        raise Problem(f"{shown} has the name of a module of Python itself. Give the file another name.")
     known = sys.modules.get(name)
     if known is not None:
         if Path(getattr(known, "__file__", None) or ".").resolve() == path:

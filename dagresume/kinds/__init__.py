@@ -1,59 +1,81 @@
-"""What the codec must know of single libraries: a thin module for each, with the same names, imported by nobody.
+"""What the codec must know of single libraries: a thin module for each, the same names in each.
 
-One is loaded when a value may be of a library that the program has loaded, or when a stored form names it.
+No other module imports them: one is loaded when a value may be of a library that the program has loaded, or
+when a stored form names it.
 
-    fields(cls)              the default of each field by name, as a function (LookupError: it has none);
-                             None: this is no class of the library, or its objects hold more than attributes
-    hints(cls)               the annotations of its fields; None: those in the bodies of the class and its bases
-    trim(fields, rest)       the attributes beside the fields, as far as they must be stored
-    new(cls, fields, late)   an object to which all attributes are then given (tuples: with its fields); `late`
-                             are the defaults of fields that the class has gained since then
-    encode(value)            the form and the data that stand for a value; None: it is none of the library's;
-                             TypeError: why it cannot be stored
-    READ                     what makes the value of that data, by form
+    kind(cls)    how the objects of a class are stored; None: it is none of the library's
+    FORMS        how other values are stored, a row for each type
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-__all__ = ["CLASSES", "FORMS", "VALUES", "is_bare", "loaded", "twin"]
+__all__ = ["LIBRARIES", "TAGS", "Form", "Kind", "default", "loaded", "twin"]
 
-CLASSES: Final = {
-    "pydantic": "pydantic",
+LIBRARIES: Final = {
+    "numpy": "numpy",
+    "pydantic": "pydantic.main",
     "msgspec": "msgspec",
     "attrs": "attr",
-    "dataclass": "dataclasses",
-    "namedtuple": "collections",
+    "standard": "sys",
 }
-"""The modules that know classes, and what is loaded if such a class exists; asked in this order."""
+"""The module for each library, and what is loaded if the library is; asked in this order."""
 
-VALUES: Final = {"numpy": "numpy", "msgspec": "msgspec"}
-"""The modules that know values of other kinds, likewise."""
+TAGS: Final = {"np": "numpy", "ndarray": "numpy", "UNSET": "msgspec"}
+"""The module that a stored form needs: a closed list, `standard` apart."""
 
-FORMS: Final = {"np": "numpy", "ndarray": "numpy", "UNSET": "msgspec"}
-"""The module that reads a stored form: a closed list."""
+
+class Form(NamedTuple):
+    """How the values of one type, and of no subclass, are stored."""
+
+    tag: str
+    cls: type
+    encode: Callable[[Any], Any]
+    """The data that stands for a value; TypeError: why it cannot be stored, and what to do."""
+
+    decode: Callable[[Any], Any]
+
+
+class Kind(NamedTuple):
+    """How the objects of a class are stored: by their attributes, some of which are its fields."""
+
+    names: tuple[str, ...]
+    """Its fields, in order."""
+
+    default: Callable[[str], Any]
+    """The value of a field that a stored object lacks; LookupError: it has none."""
+
+    new: Callable[[dict[str, Any], dict[str, Any]], Any] | None = None
+    """An object made of the stored fields and the defaults of the others; None: a bare one. Its attributes
+    are set afterwards, but not the items of a tuple."""
+
+    trim: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] = lambda _fields, rest: rest
+    """The attributes beside the fields, as far as they must be stored."""
+
+    hints: list[Any] | None = None
+    """The annotations of its fields; None: those in the bodies of the class and its bases."""
 
 
 @cache
 def twin(name: str) -> Any:
-    """Give the module for a library, which is imported with it."""
+    """Give the module for a library, which it imports."""
     return import_module(f"{__name__}.{name}")
 
 
-def loaded(modules: dict[str, str]) -> Iterable[Any]:
-    """Give those modules whose libraries the program has loaded."""
-    return (twin(name) for name, library in modules.items() if sys.modules.get(library))
+def loaded() -> list[Any]:
+    """Give the modules for the libraries that the program has loaded."""
+    return [twin(name) for name, library in LIBRARIES.items() if sys.modules.get(library)]
 
 
-def is_bare(cls: type) -> bool:
-    """Say whether objects of a class are nothing but attributes: not built on dict, Exception, …"""
-    try:
-        object.__new__(cls)
-    except TypeError:
-        return False
-    return True
+def default(value: Any, factory: Any, missing: Any) -> Any:
+    """Give a default as most libraries describe one."""
+    if value is not missing:
+        return value
+    if factory is missing:
+        raise LookupError
+    return factory()

@@ -1,42 +1,32 @@
-"""Classes of attrs come back attribute by attribute, without `__init__`, validators and converters."""
+"""Classes of attrs come back without `__init__`, validators and converters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import attr
 
-from dagresume.kinds import is_bare
+from dagresume.kinds import Form, Kind
 
 _HASH = "_attrs_cached_hash"  # of str holds in one process only; where it is None, attrs makes it anew
 
 
-def fields(cls: Any) -> Mapping[str, Callable[[], Any]] | None:
-    if not (attr.has(cls) and is_bare(cls)):
+def kind(cls: Any) -> Kind | None:
+    if not isinstance(getattr(cls, "__attrs_attrs__", None), tuple):  # a metaclass may answer to any name
         return None
-    return {field.name: partial(_default, field) for field in attr.fields(cls)}
+    fields = attr.fields_dict(cls)
+    return Kind(tuple(fields), lambda name: _default(fields[name].default), trim=_trim)
 
 
-def _default(field: Any) -> Any:
-    default = field.default
-    if not isinstance(default, attr.Factory):  # type: ignore[arg-type]
-        if default is attr.NOTHING:
-            raise LookupError(field.name)
-        return default
-    if default.takes_self:
-        raise LookupError(field.name)
-    return default.factory()
+def _default(default: Any) -> Any:
+    made = isinstance(default, attr.Factory)  # type: ignore[arg-type]
+    if default is attr.NOTHING or (made and default.takes_self):
+        raise LookupError
+    return default.factory() if made else default
 
 
-def hints(_cls: type) -> None:
-    return None
-
-
-def trim(_fields: Mapping[str, Any], rest: dict[str, Any]) -> dict[str, Any]:
+def _trim(_fields: dict[str, Any], rest: dict[str, Any]) -> dict[str, Any]:
     return {**rest, _HASH: None} if _HASH in rest else rest
 
 
-def new(cls: type, _fields: Mapping[str, Any], _late: Mapping[str, Any]) -> Any:
-    return object.__new__(cls)
+FORMS: Final[tuple[Form, ...]] = ()

@@ -1,43 +1,25 @@
-"""Structs come back with the stored fields, although only their `__init__` can make one; and UNSET does."""
+"""Structs come back with the stored fields, although only `__init__` can make one; and so does UNSET."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Final
 
 import msgspec
 
+from dagresume.kinds import Form, Kind, default
 
-def fields(cls: type) -> Mapping[str, Callable[[], Any]] | None:
+
+def kind(cls: type) -> Kind | None:
     if not issubclass(cls, msgspec.Struct):
         return None
-    return {name: partial(_default, cls, name) for name in cls.__struct_fields__}
+    return Kind(
+        cls.__struct_fields__, lambda name: _default(cls, name), lambda fields, late: cls(**fields, **late)
+    )
 
 
 def _default(cls: type[msgspec.Struct], name: str) -> Any:
     field = next(field for field in msgspec.structs.fields(cls) if field.name == name)
-    if field.default_factory is not msgspec.NODEFAULT:
-        return field.default_factory()
-    if field.default is msgspec.NODEFAULT:
-        raise LookupError(name)
-    return field.default
+    return default(field.default, field.default_factory, msgspec.NODEFAULT)
 
 
-def hints(_cls: type) -> None:
-    return None
-
-
-def trim(_fields: Mapping[str, Any], rest: dict[str, Any]) -> dict[str, Any]:
-    return rest
-
-
-def new(cls: type, fields: Mapping[str, Any], late: Mapping[str, Any]) -> Any:
-    return cls(**fields, **late)
-
-
-def encode(value: Any) -> tuple[str, None] | None:
-    return ("UNSET", None) if value is msgspec.UNSET else None
-
-
-READ: Final[Mapping[str, Callable[[Any], Any]]] = {"UNSET": lambda _: msgspec.UNSET}
+FORMS: Final = (Form("UNSET", msgspec.UnsetType, lambda _: None, lambda _: msgspec.UNSET),)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dagresume import events
 from dagresume.events import NodeStatus, Record, RunStatus, Snapshot, r5_word, run_record, status_of
 from dagresume.schema import migrate
 from dagresume.sessions import this_session
@@ -29,16 +30,11 @@ from dagresume.store import (
 from dagresume.writer import Worker
 from tests.contract.suite import START, completed, created, definition, new_run
 
-KINDS = [
-    "node.started",
-    "node.completed",
-    "node.failed",
-    "node.skipped",
-    "node.interrupted",
-    "node.cancelled",
-    "node.reset",
-    "node.withdrawn",
-]
+KINDS = sorted(
+    kind
+    for kind in vars(events).values()
+    if isinstance(kind, str) and kind.startswith("node.") and r5_word(kind)
+)
 R5 = {
     NodeStatus.COMPLETED: "success",
     NodeStatus.RUNNING: "running",

@@ -265,13 +265,15 @@ async def slowly(n: int, ctx: Context) -> str:
 
 # -- time -----------------------------------------------------------------------------------------------
 
-hopeless = Workflow("hopeless", idempotent=True)
 
-
-@hopeless.node(retry=Retry(3, delay=0.2, backoff=1, jitter=0))
 async def attempt(ctx: Context) -> None:
     leave(f"{ctx.attempt} {time.monotonic()}")
     raise ConnectionError("it never works")
+
+
+hopeless, hopeless_slowly = Workflow("hopeless", idempotent=True), Workflow("hopeless", idempotent=True)
+hopeless.node(retry=Retry(3, delay=0.2, backoff=1, jitter=0))(attempt)
+hopeless_slowly.node(retry=Retry(3, delay=1.0, backoff=1, jitter=0))(attempt)
 
 
 patient = Workflow("patient", idempotent=True)

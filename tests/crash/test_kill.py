@@ -77,17 +77,13 @@ def test_attempts_end_at_their_number(play: Play, tmp_path: Path) -> None:
 
 def test_a_person_who_resumes_gives_a_fresh_budget(play: Play, tmp_path: Path) -> None:
     """B80: killed after attempt 2, in the pause before the third; attempts are never counted anew."""
-    child = play("go", flow="hopeless")
-    until(
-        lambda: (
-            autopsy(tmp_path / "runs.db").last.get("attempt") == ("node.failed", "retry")
-            and len(world(tmp_path)) == 2
-        )
-    )
+    child = play("go", flow="hopeless_slowly")
+    until(lambda: words(tmp_path) == ["1", "2"])
+    until(lambda: autopsy(tmp_path / "runs.db").last.get("attempt") == ("node.failed", "retry"))
     child.kill()
     assert child.wait().killed
     assert play("look").wait().told["status"] == "interrupted"
-    assert play("go", flow="hopeless", how="resume").wait().told["error"] == "RunFailed"
+    assert play("go", flow="hopeless_slowly", how="resume").wait().told["error"] == "RunFailed"
     assert words(tmp_path) == ["1", "2", "3", "4", "5"]
 
 

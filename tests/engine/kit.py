@@ -1,4 +1,4 @@
-"""What the engine tests share: a home for runs that outlives engines, things that break on demand, a store that can fail."""
+"""What the engine tests share: a home for runs, bodies that break on demand, faulty stores."""
 
 from __future__ import annotations
 
@@ -210,5 +210,5 @@ def listing(wf: Workflow, values: Sequence[Any], id: str = "items") -> None:
 
 async def settle(condition: Callable[[], bool]) -> None:
     """Let the loop turn until the condition holds; the timeout of the test is the bound."""
-    while not condition():
+    while not condition():  # noqa: ASYNC110  # what it waits for has no event
         await asyncio.sleep(0)

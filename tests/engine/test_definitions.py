@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -29,11 +30,11 @@ async def test_a_node_more_is_refused_by_name(home: Home, calls: Calls) -> None:
     before = await home.events(run_id)
     async with home.engine(changed) as engine:
         for ask in (
-            lambda: engine.resume(run_id),
-            lambda: engine.retry(run_id),
-            lambda: engine.run(changed, key="k"),
+            functools.partial(engine.resume, run_id),
+            functools.partial(engine.retry, run_id),
+            functools.partial(engine.run, changed, key="k"),
         ):
-            with pytest.raises(VersionMismatch, match="node n added.*force") as caught:
+            with pytest.raises(VersionMismatch, match=r"node n added.*force") as caught:
                 await ask()
             assert any("n added" in each for each in caught.value.differences)
     assert await home.events(run_id) == before
@@ -94,7 +95,7 @@ async def test_another_version_is_another_workflow(home: Home, calls: Calls) -> 
     run_id = (await home.run(first, key="k")).run_id
     calls.mend()
     async with home.engine(second) as engine:
-        with pytest.raises(VersionMismatch, match="'1'.*'2'"):
+        with pytest.raises(VersionMismatch, match=r"'1'.*'2'"):
             await engine.resume(run_id)
         with pytest.raises(VersionMismatch):
             await engine.run(second, key="k")
@@ -177,7 +178,13 @@ async def test_an_early_cut_off(home: Home, calls: Calls) -> None:
     calls.mend()
     wf = versioned(calls, "2", 3)
     plan = await home.plan(wf, run_id)
-    assert [plan[n].action for n in ("a", "b", "c", "beside", "end")] == ["run", "check", "check", "reuse", "run"]
+    assert [plan[n].action for n in ("a", "b", "c", "beside", "end")] == [
+        "run",
+        "check",
+        "check",
+        "reuse",
+        "run",
+    ]
     result = await home.resume(wf, run_id)
     assert dict(calls) == {"a": 1, "end": 1}
     assert result["end"] == 36

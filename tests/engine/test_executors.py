@@ -63,38 +63,41 @@ async def test_plain_functions_run_in_threads(home: Home) -> None:
     assert result[b]
 
 
-async def test_processes_are_other_processes(home: Home) -> None:
+async def test_processes_are_other_processes(sqlite_home: Home) -> None:
     wf = Workflow("processes")
     wf.node(executor="process")(where)
-    assert (await home.run(wf))["where"][0] != os.getpid()
+    assert (await sqlite_home.run(wf))["where"][0] != os.getpid()
 
 
 @pytest.mark.parametrize("executor", ["thread", "process"])
-async def test_maps_context_retries_and_failures_are_the_same(home: Home, executor: Any) -> None:
+async def test_maps_context_retries_and_failures_are_the_same(sqlite_home: Home, executor: Any) -> None:
     wf = Workflow("same", retry=Retry(2, delay=0))
     listing(wf, range(4))
     wf.node(executor=executor, for_each={"n": "items"})(double)
     wf.node(executor=executor, args={"n": "count"})(told)
     wf.node(executor=executor)(sometimes)
     wf.node(executor=executor)(lossy)
+    home = sqlite_home
     result = await home.run(wf, {"count": 3})
-    assert result[double] == [0, 2, 4, 6]
+    assert result["double"] == [0, 2, 4, 6]
     assert result[sometimes] == 2
     assert list(result.failures) == ["lossy"]
     assert "$.x[0]" in result.failures["lossy"].message
     said = result[told]
     assert (said["path"], said["attempt"], said["run"]) == ("told", 1, result.run_id)
-    first = next(e for e in await home.events(result.run_id) if e.kind == "node.failed" and e.path == "sometimes")
+    first = next(
+        e for e in await home.events(result.run_id) if e.kind == "node.failed" and e.path == "sometimes"
+    )
     assert first.data["type"] == "KeyError"
     assert "sometimes" in first.data["traceback"]
 
 
-async def test_a_timed_out_process_is_ended_and_known_to_be(home: Home) -> None:
+async def test_a_timed_out_process_is_ended_and_known_to_be(sqlite_home: Home) -> None:
     """A process can be killed: the attempt has failed, it is not uncertain."""
     wf = Workflow("killed", retry=Retry(1))
     wf.node(executor="process", timeout=0.5)(for_ever)
     started = time.monotonic()
-    result = await home.run(wf)
+    result = await sqlite_home.run(wf)
     assert time.monotonic() - started < 15
     assert result.status is RunStatus.FAILED
     assert result.failures["for_ever"].reason == "timeout"
@@ -160,7 +163,7 @@ async def test_many_threads_at_once_stay_within_the_engines_slots(home: Home) ->
         return n
 
     async with home.engine(concurrency=4) as engine:
-        assert (await engine.run(wf))[item] == list(range(20))
+        assert (await engine.run(wf))["item"] == list(range(20))
     assert alive == [0, 4]
 
 
@@ -217,9 +220,10 @@ async def test_engines_open_and_close_without_leaving_anything(sqlite_home: Home
     calls.adder(wf)("a")
     for _ in range(3):
         await sqlite_home.run(wf)
+    tasks = asyncio.all_tasks()
     fds, threads = len(os.listdir("/proc/self/fd")), threading.active_count()  # noqa: PTH208
     for _ in range(20):
         await sqlite_home.run(wf)
     assert len(os.listdir("/proc/self/fd")) <= fds + 3  # noqa: PTH208
     assert threading.active_count() <= threads
-    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert asyncio.all_tasks() == tasks

@@ -18,8 +18,8 @@ async def test_a_map_over_a_run_input(home: Home) -> None:
     async def double(n: int) -> int:
         return n * 2
 
-    assert (await home.run(wf, {"numbers": [1, 2, 3]}))[double] == [2, 4, 6]
-    assert (await home.run(wf, {"numbers": (1, 2)}))[double] == [2, 4]
+    assert (await home.run(wf, {"numbers": [1, 2, 3]}))["double"] == [2, 4, 6]
+    assert (await home.run(wf, {"numbers": (1, 2)}))["double"] == [2, 4]
 
 
 async def test_results_come_in_the_order_of_the_input(home: Home) -> None:
@@ -35,7 +35,7 @@ async def test_results_come_in_the_order_of_the_input(home: Home) -> None:
         return n
 
     result = await home.run(wf)
-    assert result[item] == [0, 1, 2, 3, 4]
+    assert result["item"] == [0, 1, 2, 3, 4]
     assert result.outputs["item[3]"] == 3
     assert set(result.executed) == {"items", *(f"item[{k}]" for k in range(5))}
 
@@ -49,7 +49,7 @@ async def test_several_lists_are_zipped_strictly(home: Home) -> None:
     async def pair(x: int, y: str, z: bool) -> tuple[int, str, bool]:
         return x, y, z
 
-    assert (await home.run(wf, {"given": [True, False]}))[pair] == [(1, "a", True), (2, "b", False)]
+    assert (await home.run(wf, {"given": [True, False]}))["pair"] == [(1, "a", True), (2, "b", False)]
     result = await home.run(wf, {"given": [True]})
     assert list(result.failures) == ["pair"]
     assert "z: 1" in result.failures["pair"].message
@@ -100,10 +100,10 @@ async def test_a_map_over_nothing_completes_with_nothing(home: Home, calls: Call
 
     calls.broken = {"after"}
     first = await home.run(wf)
-    assert (first[f], first[g], first[join]) == ([], [], 0)
+    assert (first["f"], first["g"], first[join]) == ([], [], 0)
     calls.broken = set()
     result = await home.resume(wf, first.run_id)
-    assert (result[f], result[g], result[join], result[after]) == ([], [], 0, 0)
+    assert (result["f"], result["g"], result[join], result[after]) == ([], [], 0, 0)
     assert calls == {"after": 2}
 
 
@@ -145,7 +145,7 @@ async def test_none_stands_only_where_the_body_gave_none(home: Home) -> None:
         await asyncio.sleep(0)
         return {"v": n} if n != 1 else None
 
-    assert (await home.run(wf))[item] == [{"v": 0}, None, {"v": 2}]
+    assert (await home.run(wf))["item"] == [{"v": 0}, None, {"v": 2}]
 
 
 async def test_a_failed_map_has_tried_all_its_items(home: Home, calls: Calls) -> None:
@@ -219,7 +219,9 @@ async def test_items_of_a_failed_map_have_their_outputs(home: Home) -> None:
             assert result.outputs["item[2]"] == 2
 
 
-@pytest.mark.parametrize(("tolerate", "ends"), [(1, "failed"), (2, "completed"), (0.19, "failed"), (0.2, "completed")])
+@pytest.mark.parametrize(
+    ("tolerate", "ends"), [(1, "failed"), (2, "completed"), (0.19, "failed"), (0.2, "completed")]
+)
 async def test_tolerate_is_a_count_or_a_share(home: Home, tolerate: float, ends: str) -> None:
     wf = Workflow("tolerate")
     listing(wf, range(10))
@@ -238,7 +240,7 @@ async def test_tolerate_is_a_count_or_a_share(home: Home, tolerate: float, ends:
     assert result.status == ends
     if ends == "completed":
         assert result[join].count("ItemFailure") == 2
-        failure = result[item][3]  # type: ignore[index]
+        failure = result["item"][3]
         assert isinstance(failure, ItemFailure)
         assert (failure.path, failure.message) == ("item[3]", "no 3")
         assert result.failures == {}
@@ -289,7 +291,7 @@ async def test_give_up_after_stops_a_map_that_only_fails(home: Home, calls: Call
     assert list(result.failures) == ["item[0]", "item[1]", "item[2]"]
     mended[0] = True
     result = await home.resume(wf, result.run_id)
-    assert result[item] == list(range(100))
+    assert result["item"] == list(range(100))
     assert calls["item"] == 103
 
 
@@ -348,7 +350,7 @@ async def test_a_chained_map_streams(home: Home) -> None:
             passed.set()
         return n * 2
 
-    assert (await home.run(wf))[second] == [20, 22]
+    assert (await home.run(wf))["second"] == [20, 22]
 
 
 async def test_none_and_item_failures_pass_a_chained_map_uncalled(home: Home, calls: Calls) -> None:
@@ -373,7 +375,7 @@ async def test_none_and_item_failures_pass_a_chained_map_uncalled(home: Home, ca
 
     result = await home.run(wf)
     assert dict(calls) == {"0": 2, "3": 2}
-    for stage in (second, third):
+    for stage in ("second", "third"):
         assert [type(each).__name__ for each in result[stage]] == ["int", "NoneType", "ItemFailure", "int"]
     assert "second[1]" not in result.executed
 
@@ -404,8 +406,8 @@ async def test_none_passes_a_chained_map_uncalled_on_resume_too(home: Home, call
     calls.mend()
     result = await home.resume(wf, run_id)
     assert dict(calls) == {"other": 1, "second 0": 1}
-    assert result[second][:2] == [5, None]
-    assert isinstance(result[second][2], ItemFailure)
+    assert result["second"][:2] == [5, None]
+    assert isinstance(result["second"][2], ItemFailure)
 
 
 async def test_a_failed_item_blocks_only_what_takes_it_below(home: Home, calls: Calls) -> None:
@@ -438,7 +440,7 @@ async def test_a_failed_item_blocks_only_what_takes_it_below(home: Home, calls: 
 
 
 async def test_a_chained_map_below_a_failed_one_was_not_interrupted(home: Home) -> None:
-    """Every node ends settled: what is blocked by a failure is `upstream_failed`, not running or interrupted."""
+    """Every node ends settled: what a failure blocks is `upstream_failed`, not running or interrupted."""
     wf = Workflow("settled")
     listing(wf, range(3))
 
@@ -492,7 +494,7 @@ async def test_index_and_path_of_an_item(home: Home) -> None:
     async def item(x: str, ctx: Context) -> tuple[int | None, str, str]:
         return ctx.index, ctx.path, ctx.node
 
-    assert (await home.run(wf))[item] == [(0, "item[0]", "item"), (1, "item[1]", "item")]
+    assert (await home.run(wf))["item"] == [(0, "item[0]", "item"), (1, "item[1]", "item")]
 
 
 # -- a list that changed --------------------------------------------------------------------------------
@@ -640,7 +642,7 @@ async def test_debug_lets_a_pure_parent_be_anything(home: Home) -> None:
         return int(add(n))
 
     async with home.engine(debug=True) as engine:
-        assert (await engine.run(wf))[item] == [1, 2]
+        assert (await engine.run(wf))["item"] == [1, 2]
 
 
 async def test_an_item_is_an_object_of_its_own(home: Home) -> None:
@@ -656,7 +658,7 @@ async def test_an_item_is_an_object_of_its_own(home: Home) -> None:
             raise Boom
         return d
 
-    assert (await home.run(wf))[item] == [{"x": 1}, {"x": 1}]
+    assert (await home.run(wf))["item"] == [{"x": 1}, {"x": 1}]
 
 
 async def test_fifty_items_that_end_in_one_tick_each_count_once(home: Home) -> None:
@@ -710,3 +712,29 @@ async def test_two_maps_of_different_speed_join_once(home: Home, calls: Calls) -
     assert (await home.run(wf))[join] == 20
     assert set(calls.values()) == {1}
     assert len(calls) == 11
+
+
+async def test_a_map_with_a_skipped_parent_completes(home: Home, calls: Calls) -> None:
+    """Join rules hold for maps too: none_failed with a skipped parent, all_done with a failed one."""
+    wf = Workflow("joined")
+    listing(wf, [1, 2])
+    add = calls.adder(wf)
+    add("bad")
+    add("skipped", "items", trigger="any_failed")
+    calls.broken = {"bad"}
+
+    @wf.node(for_each={"n": "items"}, depends_on=["skipped"])
+    async def first(n: int) -> int:
+        return n
+
+    @wf.node(for_each={"n": "items"}, trigger="all_done")
+    async def second(n: int, bad: str | None) -> str:
+        return f"{n} {bad}"
+
+    @wf.node(for_each={"x": "first"}, depends_on=["skipped"])
+    async def third(x: int) -> int:
+        return x * 10
+
+    result = await home.run(wf)
+    assert list(result.failures) == ["bad"]
+    assert (result["first"], result["second"], result["third"]) == ([1, 2], ["1 None", "2 None"], [10, 20])

@@ -283,10 +283,10 @@ def test_a_long_chain_of_pure_nodes_is_made_again_without_recursion() -> None:
     async def p(x: int = 0) -> int:
         return x + 1
 
-    for k in range(3000):
+    for k in range(1500):
         wf.node(id=f"p{k}", checkpoint=False, args={"x": f"p{k - 1}"} if k else {})(p)
 
-    @wf.node(args={"x": "p2999"})
+    @wf.node(args={"x": "p1499"})
     async def a(x: int) -> int:
         if broken:
             raise Boom
@@ -298,4 +298,4 @@ def test_a_long_chain_of_pure_nodes_is_made_again_without_recursion() -> None:
         broken.clear()
         return await home.resume(wf, run_id)
 
-    assert asyncio.run(both())[a] == 3000
+    assert asyncio.run(both())[a] == 1500

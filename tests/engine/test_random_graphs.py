@@ -1,7 +1,8 @@
-"""Random graphs against a model of forty lines: what runs, what is reused, how everything ends, and that the plan knew it.
+"""Random graphs against a model: what runs, what is reused, how everything ends, and that the plan knew it.
 
-The model is written from DESIGN alone: join rules, maps, pass-through, input fingerprints, hold. Bodies give text made of
-their inputs, so that a changed input changes everything below it (unless a node is constant: early cut-off).
+The model is written from DESIGN alone: join rules, maps, pass-through, input fingerprints, hold. Bodies
+give text made of their inputs, so that a changed input changes everything below it (unless a node is
+constant: early cut-off).
 """
 
 from __future__ import annotations
@@ -93,9 +94,10 @@ def joined(trigger: str, ended: list[str]) -> str:
 class Model:
     """Says what a call of the engine does, from what the store holds."""
 
-    def __init__(self, specs: list[Spec], broken: set[str], before: State | None) -> None:
+    def __init__(self, specs: list[Spec], broken: set[str], before: State | None, seen: set[str]) -> None:
         self.specs, self.broken = {spec.name: spec for spec in specs}, broken
         self.prior = dict(before.records) if before else {}
+        self.seen = seen  # what did begin: asked only where that is a matter of timing
         self.now = State(dict(self.prior))
         self.value: dict[str, Any] = {}
         self.print: dict[str, Any] = {}  # what stands for a node in the fingerprints below it
@@ -104,17 +106,19 @@ class Model:
         for spec in reversed(specs):  # what a running node needs of pure ones is made again
             if spec.pure and self.now.ended[spec.name] == "completed" and spec.name not in self.now.executed:
                 takers = [s for s in specs if spec.name in s.takes]
-                if any(self._ran(taker) for taker in takers):
+                empty = any(taker.source and not self.specs_items(taker) for taker in takers)
+                if any(self._ran(taker) for taker in takers) or (empty and spec.name in seen):
                     self.now.executed.add(spec.name)
 
     def _ran(self, spec: Spec) -> bool:
         return any(path == spec.name or path.startswith(spec.name + "[") for path in self.now.executed)
 
     def _handled(self, spec: Spec) -> bool:
+        handlers = (child for child in self.specs.values() if child.trigger == "any_failed")
         return any(
-            child.trigger == "any_failed" and spec.name in child.parents and self.prior.get(child.name, "?")[0] == "completed"
-            for child in self.specs.values()
-        )  # fmt: skip
+            spec.name in child.parents and self.prior.get(child.name, "?")[0] == "completed"
+            for child in handlers
+        )
 
     def _node(self, spec: Spec) -> None:
         now = self.now
@@ -142,7 +146,9 @@ class Model:
         how, out = self._path(spec, spec.name, given, values)
         self.now.ended[spec.name] = how
         self.value[spec.name] = out if how == "completed" else None
-        self.print[spec.name] = (spec.name, "pure", given) if spec.pure and how == "completed" else self.value[spec.name]
+        self.print[spec.name] = (
+            (spec.name, "pure", given) if spec.pure and how == "completed" else self.value[spec.name]
+        )
 
     def _path(self, spec: Spec, path: str, given: Any, values: list[Any]) -> tuple[str, Any]:
         prior = self.prior.get(path)
@@ -198,6 +204,8 @@ class Model:
             return
         if self.now.ended[above.name] not in {"failed", "held", "blocked"}:
             return
+        if not any(path.startswith(spec.name + "[") for path in self.seen):
+            return  # the map above had failed before the other parents ended
         for k in range(len(self.specs_items(above))):
             path = f"{above.name}[{k}]"
             record = self.now.records.get(path)
@@ -297,7 +305,9 @@ def check_plan(plan: dict[str, Any], model: State, specs: list[Spec], result: An
         ran = spec.name in executed or any(path.startswith(spec.name + "[") for path in executed)
         if decision.action == "run" and spec.name not in maps:
             assert ran, f"{spec.name} is planned to run ({decision.reason})"
-        if decision.action in {"reuse", "skip", "hold", "wait"} and not (decision.action == "hold" and spec.name in maps):
+        if decision.action in {"reuse", "skip", "hold", "wait"} and not (
+            decision.action == "hold" and spec.name in maps
+        ):
             assert not ran, f"{spec.name} ran and is planned as {decision.action} ({decision.reason})"
         if decision.action == "reuse" and decision.reason != "handled" and spec.name not in maps:
             assert spec.name in set(result.reused), f"{spec.name} is planned as reuse"
@@ -313,18 +323,22 @@ async def play(seed: int) -> None:
     home = Home(None)
     wf = build(specs, broken)
     first = await home.run(wf)
-    model = Model(specs, broken, None).now
+    model = Model(specs, broken, None, set(first.executed)).now
     check_ends(model, specs, first)
     run_id = first.run_id
     for _ in range(3):
-        if first.status in {RunStatus.COMPLETED}:
+        if first.status is RunStatus.COMPLETED:
             break
         plan = await home.plan(wf, run_id)
-        remains = set(rng.sample(sorted(broken), rng.randint(0, len(broken)))) if rng.random() < 0.4 else set[str]()
-        pures = {spec.name for spec in specs if spec.pure and model.records.get(spec.name, "?")[0] == "completed"}
+        remains = (
+            set(rng.sample(sorted(broken), rng.randint(0, len(broken)))) if rng.random() < 0.4 else set[str]()
+        )
+        pures = {
+            spec.name for spec in specs if spec.pure and model.records.get(spec.name, "?")[0] == "completed"
+        }
         broken.intersection_update(remains - pures)
         result = await home.resume(wf, run_id)
-        model = Model(specs, broken, model).now
+        model = Model(specs, broken, model, set(result.executed)).now
         check_ends(model, specs, result)
         if not broken:
             check_plan(plan, model, specs, result)

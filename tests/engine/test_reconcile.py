@@ -50,9 +50,7 @@ async def lose(home: Home, wf: Workflow, kind: str, path: str) -> str:
     """Run until the record of this kind and path is lost, and give the run."""
 
     def wrap(store: Store) -> Store:
-        return FaultyStore(  # type: ignore[return-value]
-            store, lambda _, r: (r.kind, r.path) == (kind, path), lambda: StoreError("lost")
-        )
+        return FaultyStore(store, lambda _, r: (r.kind, r.path) == (kind, path), lambda: StoreError("lost"))
 
     async with home.engine(wrap=wrap) as engine:
         with pytest.raises(RunFailed):
@@ -142,7 +140,7 @@ async def test_items_reconcile_one_by_one(home: Home, calls: Calls) -> None:
     assert result.status is RunStatus.COMPLETED
     assert set(calls.values()) == {1}
     assert "item[1]" in asked
-    assert result[item][1] == 101
+    assert result["item"][1] == 101
 
 
 async def test_without_it_the_run_is_refused(home: Home, calls: Calls) -> None:

@@ -183,7 +183,9 @@ async def test_old_outputs_stay_in_the_journal_and_out_of_the_result(home: Home)
     assert [k for k in kinds if k[0] == "node.completed"] == [("node.completed", 1), ("node.completed", 2)]
 
 
-async def test_retry_takes_the_decorated_function_whatever_its_node_is_called(home: Home, calls: Calls) -> None:
+async def test_retry_takes_the_decorated_function_whatever_its_node_is_called(
+    home: Home, calls: Calls
+) -> None:
     """Wherever a node is named, the decorated function is accepted too."""
     wf = Workflow("by function")
 
@@ -308,7 +310,7 @@ async def test_getting_and_listing_need_no_code(home: Home, calls: Calls) -> Non
 
 def _lose_completion_of(path: str) -> object:
     def wrap(store: Store) -> Store:
-        return FaultyStore(  # type: ignore[return-value]  # the rest is the inner store's
+        return FaultyStore(
             store,
             lambda _, record: record.kind == "node.completed" and record.path == path,
             lambda: StoreError("the disk is gone"),

@@ -132,7 +132,7 @@ async def test_a_waiting_retry_holds_no_slot(home: Home) -> None:
 
 
 async def test_an_output_that_cannot_be_stored_is_not_retried(home: Home, calls: Calls) -> None:
-    """B43: the node fails at once, naming node, place and type; resume does not repeat the effect without a person."""
+    """B43: the node fails at once, naming node, place and type; resume does not repeat the effect."""
     wf = Workflow("lossy", retry=Retry(3, delay=0))
 
     @wf.node
@@ -249,7 +249,9 @@ async def test_an_abandoned_thread_leaves_an_uncertain_node_and_its_siblings_fin
         release.set()
 
 
-async def test_an_abandoned_thread_of_an_idempotent_node_is_retried_and_its_late_result_dropped(home: Home) -> None:
+async def test_an_abandoned_thread_of_an_idempotent_node_is_retried_and_its_late_result_dropped(
+    home: Home,
+) -> None:
     wf = Workflow("thread", idempotent=True)
     release = threading.Event()
 
@@ -266,7 +268,9 @@ async def test_an_abandoned_thread_of_an_idempotent_node_is_retried_and_its_late
 
     result = await home.run(wf)
     assert (result[a], result[b]) == (2, 2)
-    assert [e.attempt for e in await home.events(result.run_id) if e.kind == "node.completed" and e.path == "a"] == [2]
+    assert [
+        e.attempt for e in await home.events(result.run_id) if e.kind == "node.completed" and e.path == "a"
+    ] == [2]
 
 
 async def test_a_timed_out_thread_frees_its_slot(home: Home, calls: Calls) -> None:
@@ -287,7 +291,7 @@ async def test_a_timed_out_thread_frees_its_slot(home: Home, calls: Calls) -> No
 
 
 async def test_a_time_limit_of_the_workflow_ends_the_run(home: Home, calls: Calls) -> None:
-    """B86: the body is cancelled, what is below never starts, the run is failed (timeout) and can be resumed."""
+    """B86: the body is cancelled, nothing below starts, the run is failed (timeout) and can be resumed."""
     wf = Workflow("limit", timeout=0.1, idempotent=True)
 
     @wf.node

@@ -43,12 +43,28 @@ async def test_each_parameter_is_fed_in_the_documented_order(home: Home) -> None
     async def many() -> list[int]:
         return [7]
 
-    @wf.node(args={"parent": "other", "fixed": Value({"x": [1]}), "renamed": "given"}, for_each={"many": "many"})
+    @wf.node(
+        args={"parent": "other", "fixed": Value({"x": [1]}), "renamed": "given"}, for_each={"many": "many"}
+    )
     async def child(
-        ctx: Context, parent: int, other: int, many: int, given: str, renamed: str, fixed: object, left: int = 5
+        ctx: Context,
+        parent: int,
+        other: int,
+        many: int,
+        given: str,
+        renamed: str,
+        fixed: object,
+        left: int = 5,
     ) -> None:
         got.update(
-            node=ctx.node, parent=parent, other=other, many=many, given=given, renamed=renamed, fixed=fixed, left=left
+            node=ctx.node,
+            parent=parent,
+            other=other,
+            many=many,
+            given=given,
+            renamed=renamed,
+            fixed=fixed,
+            left=left,
         )
 
     await home.run(wf, {"given": "input"})
@@ -159,7 +175,7 @@ async def test_a_graph_of_networkx_runs(home: Home) -> None:
         order.append("last")
         return plus * 10
 
-    graph = nx.DiGraph()
+    graph: nx.DiGraph[str] = nx.DiGraph()
     graph.add_node("one", run=one)
     graph.add_node("two", run=one, idempotent=True)
     graph.add_node("plus", run=plus, retry=Retry(2))
@@ -228,8 +244,8 @@ async def test_two_runs_share_one_workflow_at_the_same_time(home: Home) -> None:
 
     async with home.engine() as engine:
         first, second = await asyncio.gather(engine.run(wf, {"n": 3}), engine.run(wf, {"n": 5}))
-    assert first[double] == [0, 2, 4]
-    assert second[double] == [0, 2, 4, 6, 8]
+    assert first["double"] == [0, 2, 4]
+    assert second["double"] == [0, 2, 4, 6, 8]
     assert first.run_id != second.run_id
 
 
@@ -401,12 +417,17 @@ async def test_outputs_are_a_lazy_mapping_of_what_is_there(home: Home) -> None:
         stored = await engine.result(live.run_id)
         for result in (live, stored):
             assert result["none"] is None
-            assert result[none] is None  # type: ignore[func-returns-value]
+            assert result[none] is None
             assert result["empty"] == {}
             assert set(result.outputs) == {"none", "empty"}
             assert "none" in result.outputs
             assert "bad" not in result.outputs
-            statuses = {"bad": "failed", "skipped": "skipped", "below": "upstream_failed", "pure": "completed"}
+            statuses = {
+                "bad": "failed",
+                "skipped": "skipped",
+                "below": "upstream_failed",
+                "pure": "completed",
+            }
             for name, status in statuses.items():
                 with pytest.raises(NoOutput, match=status):
                     result.outputs[name]
@@ -499,7 +520,11 @@ async def test_runs_are_listed_newest_first_and_filtered(home: Home, calls: Call
     calls.adder(good)("a")
     calls.adder(bad)("b")
     calls.broken = {"b"}
-    ids = [(await home.run(good, key="k")).run_id, (await home.run(bad)).run_id, (await home.run(good)).run_id]
+    ids = [
+        (await home.run(good, key="k")).run_id,
+        (await home.run(bad)).run_id,
+        (await home.run(good)).run_id,
+    ]
     async with home.engine() as engine:
 
         async def listed(**which: Any) -> list[str]:

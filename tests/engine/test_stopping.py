@@ -243,7 +243,9 @@ async def test_bodies_that_outlast_the_grace_are_interrupted(home: Home, calls: 
     assert (info.nodes["b"].status, info.nodes["b"].reason) == (NodeStatus.INTERRUPTED, "shutdown")
 
 
-async def test_a_body_that_ignores_its_cancellation_does_not_hold_the_engine(home: Home, calls: Calls) -> None:
+async def test_a_body_that_ignores_its_cancellation_does_not_hold_the_engine(
+    home: Home, calls: Calls
+) -> None:
     wf = Workflow("stubborn", idempotent=True)
     end = asyncio.Event()
 
@@ -317,7 +319,7 @@ async def test_without_fail_fast_everything_else_ends(home: Home, calls: Calls) 
 
 
 async def test_fail_fast_cancels_the_other_branches(home: Home, calls: Calls) -> None:
-    """B38: q is cancelled naming the reason, r keeps its attempts, nothing is running; resume runs p, q, r, not s."""
+    """B38: q is cancelled naming why, r keeps its attempts, none is running; resume runs p, q, r, not s."""
     wf = Workflow("fail fast", idempotent=True)
     ready = asyncio.Barrier(2)
     tried = asyncio.Event()
@@ -404,7 +406,7 @@ async def test_a_child_begins_only_after_its_parents_result_is_durable(home: Hom
 
         def wrap(store: Store) -> Store:
             slow.append(SlowStore(store, lambda _, r: (r.kind, r.path) == ("node.completed", "a")))  # noqa: B023
-            return slow[-1]  # type: ignore[return-value]  # noqa: B023
+            return slow[-1]  # noqa: B023
 
         async with home.engine(wrap=wrap) as engine:
             handle = await engine.start(wf)
@@ -425,7 +427,7 @@ async def test_a_node_begins_only_after_its_start_record_is_durable(home: Home, 
 
     def wrap(store: Store) -> Store:
         slow.append(SlowStore(store, lambda _, r: (r.kind, r.path) == ("node.started", "a")))
-        return slow[-1]  # type: ignore[return-value]
+        return slow[-1]
 
     async with home.engine(wrap=wrap) as engine:
         task = asyncio.create_task(engine.run(wf))
@@ -448,7 +450,7 @@ async def test_cancelling_while_a_commit_is_under_way_keeps_the_commit(home: Hom
 
     def wrap(store: Store) -> Store:
         slow.append(SlowStore(store, lambda _, r: (r.kind, r.path) == ("node.completed", "a")))
-        return slow[-1]  # type: ignore[return-value]
+        return slow[-1]
 
     async with home.engine(wrap=wrap) as engine:
         task = asyncio.create_task(engine.run(wf))
@@ -540,7 +542,7 @@ async def test_context_variables_reach_every_body_and_leak_from_none(home: Home)
     finally:
         variable.reset(token)
     assert result[asynchronous] == result[threaded] == result[again] == "X"
-    assert result[item] == ["X"] * 3
+    assert result["item"] == ["X"] * 3
 
 
 async def test_log_lines_of_a_failed_attempt_are_kept(home: Home) -> None:

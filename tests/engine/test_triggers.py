@@ -256,3 +256,58 @@ async def test_a_failed_map_can_be_handled(home: Home, calls: Calls) -> None:
     result = await home.resume(wf, first.run_id)
     assert result[b] == "item 1"
     assert dict(calls) == {"b": 1}
+
+
+async def test_nothing_below_a_held_node_runs(home: Home, calls: Calls) -> None:
+    """A held path has not failed: its handlers and clean-ups wait for the person's word, too."""
+
+    def make(version: str) -> Workflow:
+        wf = Workflow("held")
+
+        @wf.node(idempotent=True, version=version)
+        async def a() -> str:
+            return version
+
+        @wf.node
+        async def b(a: str) -> str:
+            calls.began("b")
+            return a
+
+        add = calls.adder(wf)
+        add("handler", "b", trigger="any_failed")
+        add("cleanup", "b", trigger="all_done")
+        add("either", "a", "b", trigger="any_success")
+        return wf
+
+    calls.broken = {"cleanup", "either"}
+    run_id = (await home.run(make("1"))).run_id
+    calls.mend()
+    result = await home.resume(make("2"), run_id)
+    assert result.status is RunStatus.WAITING
+    assert not calls
+    result = await home.retry(make("2"), run_id)
+    assert result.status is RunStatus.COMPLETED
+    assert dict(calls) == {"b": 1, "cleanup": 1, "either": 1}
+
+
+async def test_nothing_below_an_uncertain_node_runs(home: Home, calls: Calls) -> None:
+    """Nobody knows whether it failed."""
+    import threading
+
+    release = threading.Event()
+    wf = Workflow("uncertain")
+
+    @wf.node(timeout=0.05)
+    def stuck() -> int:
+        release.wait(20)
+        return 1
+
+    add = calls.adder(wf)
+    add("handler", "stuck", trigger="any_failed")
+    add("cleanup", "stuck", trigger="all_done")
+    try:
+        result = await home.run(wf)
+    finally:
+        release.set()
+    assert result.status is RunStatus.INTERRUPTED
+    assert not calls

@@ -179,7 +179,13 @@ async def test_annotated_types_come_back_as_themselves(home: Home) -> None:
 
 async def test_numpy_values_keep_their_types(home: Home) -> None:
     """B50: a numpy float is a float to json, and must not become one."""
-    values = [np.float64(1.5), np.int64(7), np.bool_(True), np.array(3), np.array(["2026-01-01"], dtype="M8[D]")]  # noqa: FBT003
+    values = [
+        np.float64(1.5),
+        np.int64(7),
+        np.bool_(True),
+        np.array(3),
+        np.array(["2026-01-01"], dtype="M8[D]"),
+    ]
     broken, seen = [True], list[Any]()
     wf = passing(values, broken, seen)
     run_id = (await home.run(wf)).run_id
@@ -203,7 +209,9 @@ async def test_numpy_values_keep_their_types(home: Home) -> None:
     ids=["generator", "lock", "file", "lambda", "object array", "exception"],
 )
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
-async def test_what_cannot_be_stored_fails_its_node(home: Home, make: Callable[[], Any], calls: Calls) -> None:
+async def test_what_cannot_be_stored_fails_its_node(
+    home: Home, make: Callable[[], Any], calls: Calls
+) -> None:
     """B43, B02: never pickled, never str(); children are blocked."""
     wf = Workflow("lossy", retry=Retry(3, delay=0))
 
@@ -364,10 +372,14 @@ async def test_an_output_that_is_gone_is_not_none(sqlite_home: Home, calls: Call
     assert calls["b"] == 0
 
 
+def blobs(home: Home) -> list[Path]:
+    return [path for path in Path(f"{home.path}.blobs").rglob("*") if path.is_file()]
+
+
 async def test_a_spilled_output_that_is_altered_or_gone(sqlite_home: Home, calls: Calls) -> None:
     """B155."""
     wf, run_id = await half_done(sqlite_home, calls, "x" * 200_000)
-    [blob] = [path for path in Path(f"{sqlite_home.path}.blobs").rglob("*") if path.is_file()]
+    [blob] = blobs(sqlite_home)
     content = blob.read_bytes()
     for damage in (content[:-1], content.replace(b"x", b"y", 1), None):
         if damage is None:
@@ -446,7 +458,7 @@ async def test_big_outputs_lie_in_files_and_come_back(sqlite_home: Home) -> None
     for name in ids:
         assert result[name] == name * 2000 + "x" * 100_000
     assert result[end] == 200_000
-    files = [path.name for path in Path(f"{sqlite_home.path}.blobs").rglob("*") if path.is_file()]
+    files = [path.name for path in blobs(sqlite_home)]
     assert len(files) >= len(ids)
     assert all(len(name) <= 255 and name.isascii() for name in files)
     assert sqlite_home.path is not None

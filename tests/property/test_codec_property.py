@@ -7,7 +7,7 @@ import json
 import math
 import struct
 import sys
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import deque
 from dataclasses import dataclass, field
 from datetime import UTC, timedelta, timezone
 from decimal import Decimal
@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 
 from dagresume import codec
 from dagresume.errors import NotLoadable, OutputNotSerializable
+from dagresume.kinds import TAGS
 from dagresume.policy import ItemFailure
 
 
@@ -101,7 +102,7 @@ scalars = (
     st.none() | st.booleans() | whole | st.floats() | st.complex_numbers() | text | st.binary() | numbers
     | st.fractions().map(lambda f: Decimal(f.numerator)) | st.uuids() | st.dates() | moments | st.timedeltas()
     | text.map(PurePosixPath) | text.map(PureWindowsPath) | st.sampled_from(list(Kind))
-    | st.integers(0, 7).map(Bits) | st.integers(-9, 9).map(lambda n: range(n, 3 * n, 2))
+    | st.integers(0, 7).map(Bits)
 )  # fmt: skip
 numpy_scalars = (
     st.floats().map(np.float64) | st.floats(width=32).map(np.float32) | st.integers(-9, 9).map(np.int16)
@@ -133,9 +134,6 @@ def _any(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         )
         | st.sets(keys, max_size=4)
         | st.builds(deque, st.lists(inner, max_size=3), st.none() | st.integers(3, 5))
-        | st.dictionaries(keys, inner, max_size=3).map(OrderedDict)
-        | st.dictionaries(keys, st.integers(), max_size=3).map(Counter)
-        | st.dictionaries(keys, inner, max_size=3).map(lambda items: defaultdict(list, items))
         | st.binary().map(bytearray)
         | numpy_scalars
         | st.just(Decimal("-sNaN7"))
@@ -161,8 +159,7 @@ def look(value: Any) -> Any:
 
 def _parts(value: Any, kind: type) -> Any:
     if issubclass(kind, dict):
-        items = [(look(key), look(item)) for key, item in value.items()]
-        return [*items, getattr(value, "default_factory", None)]
+        return [(look(key), look(item)) for key, item in value.items()]
     if kind in (list, tuple, deque, Pair):
         return [*map(look, value), getattr(value, "maxlen", None)]
     if kind in (set, frozenset):
@@ -235,7 +232,7 @@ plain_json = st.recursive(
 )
 
 
-@given(plain_json, st.sampled_from(sorted(codec._READ) + sorted(codec._READ_WHOLE) + ["pickle", "exec"]))
+@given(plain_json, st.sampled_from([*sorted(codec._READ), *sorted(TAGS), "obj", "enum", "pickle", "exec"]))
 @settings(max_examples=400, deadline=None)
 def test_a_strange_row_gives_a_value_or_not_loadable(value: Any, tag: str) -> None:
     """B152: never another error, never a value that cannot be stored again."""
