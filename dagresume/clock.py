@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Timer(Protocol):
+    """A call that is due later."""
+
+    def cancel(self) -> object:
+        """Have it not be made."""
 
 
 class Clock(Protocol):
@@ -22,6 +31,9 @@ class Clock(Protocol):
 
     async def sleep(self, seconds: float) -> None:
         """Return after `seconds`."""
+
+    def call_later(self, seconds: float, call: Callable[..., object], *args: Any) -> Timer:
+        """Call something on the running loop after `seconds`, unless the timer is cancelled before."""
 
 
 class SystemClock:
@@ -38,6 +50,10 @@ class SystemClock:
     @staticmethod
     async def sleep(seconds: float) -> None:
         await anyio.sleep(seconds)
+
+    @staticmethod
+    def call_later(seconds: float, call: Callable[..., object], *args: Any) -> Timer:
+        return asyncio.get_running_loop().call_later(seconds, call, *args)
 
 
 def to_datetime(microseconds: int) -> datetime:

@@ -197,10 +197,12 @@ class Engine:
                 "a worker process imports the main script, and the script starts a run as it is imported."
                 ' Put what starts it under `if __name__ == "__main__":`.'
             )
-        lease = round(self._lease_seconds * 1e6)
-        session = this_session(self._clock.now(), lease)
-        self._session = await self._store.open(session)
-        self._journal = Journal(self._store, self._clock, lambda: start_ready(self._pool))
+        self._journal = Journal(
+            self._store,
+            self._clock,
+            after_batch=lambda: start_ready(self._pool),
+            on_cancel=self._taken_down,
+        )
         self._pool = Pool(
             self._concurrency,
             self._limits,
@@ -219,7 +221,11 @@ class Engine:
             fail_fast=self._fail_fast,
             debug=self._debug,
         )
-        self._writer = asyncio.create_task(self._journal.write(), name="dagresume journal")
+        self._written = asyncio.Event()
+        self._closing: asyncio.Task[None] | None = None
+        lease = round(self._lease_seconds * 1e6)
+        self._session = await self._store.open(this_session(self._clock.now(), lease))
+        self._writer = asyncio.create_task(self._keep_writing(), name="dagresume journal")
         self._reader = asyncio.create_task(self._read_letters(), name="dagresume letters")
         self._lease = Lease(self._store, self._clock, self._lease_seconds)
         self._open = True
@@ -244,12 +250,23 @@ class Engine:
         self._reader.cancel()
         await asyncio.wait([self._reader])
         self._journal.close()
-        await asyncio.wait([self._writer])
+        await self._written.wait()
         self._pool.close()
         self._lease.stop()
         for executor in self._executors.values():
             await executor.close()
         await self._store.close()
+
+    async def _keep_writing(self) -> None:
+        await self._journal.write()
+        self._written.set()
+        if self._closing is not None:
+            await asyncio.wait([self._closing])
+
+    def _taken_down(self) -> None:
+        """The loop ends and nobody has closed the engine: do it, so that nothing waits for ever."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(), name="dagresume close")
 
     def _start_soon(self) -> None:
         asyncio.get_running_loop().call_soon(start_ready, self._pool)
@@ -408,7 +425,8 @@ class Engine:
         run = self._runs.get(run_id)
         if run is not None and not run.ended.done():
             run.stop(RUN_CANCELLED, "cancelled", by)
-            await self._until_ended(run)
+            if not run.within:  # a body that cancels its own run cannot wait for its own end
+                await self._until_ended(run)
             return
         loaded = await self._load(run_id)
         if RunStatus(loaded.row.status).final:

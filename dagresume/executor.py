@@ -35,7 +35,8 @@ class Call:
 
     `types` are the classes its result may hold; None: the result is passed on as it is (`checkpoint=False`).
     `context` is the one among the arguments, if the function asked for it. An executor that had to leave the
-    body running when the call was cancelled sets `abandoned`.
+    body running when the call was cancelled sets `abandoned`. `begun` is called, from any thread, when a body
+    begins that had to wait for a place to run in.
     """
 
     fn: Callable[..., Any]
@@ -44,6 +45,7 @@ class Call:
     types: codec.Types | None
     context: Context | None = None
     path: str = ""
+    begun: Callable[[], object] | None = None
     abandoned: bool = field(default=False, init=False)
 
 
@@ -310,6 +312,7 @@ class ProcessExecutor:
     def _carry(self, errand: _Errand) -> Any:
         call = errand.call
         channel = None if call.context is None else call.context._channel
+        begun, call.begun = call.begun, None  # of this process only
         request = dumps(channel, _perform, call)
         worker = self._hire()
         fit = False
@@ -317,6 +320,8 @@ class ProcessExecutor:
             if not self._assign(errand, worker):
                 fit = True
                 return None
+            if begun is not None:
+                begun()
             message = worker.ask(call.path, request, channel)
             fit = True
         finally:

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from dagresume.clock import Clock
+from dagresume.clock import Clock, Timer
+from dagresume.errors import StoreError
 from dagresume.events import Record
 from dagresume.store import Committed, Outcome, Owned, Refused, Store, StoreFailed, Unit
 
@@ -96,12 +97,20 @@ class _Starts(Entry):
 class Journal:
     """The queue in front of a store, and the task that empties it."""
 
-    def __init__(self, store: Store, clock: Clock, after_batch: Callable[[], None]) -> None:
-        self._store, self._clock, self._after_batch = store, clock, after_batch
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        *,
+        after_batch: Callable[[], None],
+        on_cancel: Callable[[], None],
+    ) -> None:
+        self._store, self._clock = store, clock
+        self._after_batch, self._on_cancel = after_batch, on_cancel
         self._queue: deque[Entry] = deque()
         self._late: dict[Late, None] = {}
         self._wake: asyncio.Future[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
         self._closing = False
         self.waiting = 0
         """Rows appended and not yet durable."""
@@ -148,7 +157,11 @@ class Journal:
     # -- the writer -----------------------------------------------------------------------------------
 
     async def write(self) -> None:
-        """Empty the queue until `close` was called and nothing is left. Never cancel it: it ends itself."""
+        """Empty the queue until `close` was called and nothing is left.
+
+        It ends by itself. A cancellation does not end it, `on_cancel` hears of it: without a writer, whoever
+        waits for a commit would wait for ever.
+        """
         while True:
             batch = self._take()
             if batch:
@@ -158,7 +171,10 @@ class Journal:
                 return
             else:
                 self._wake = asyncio.get_running_loop().create_future()
-                await self._wake
+                try:
+                    await self._wake
+                except asyncio.CancelledError:  # the loop is taken down: what is under way ends first
+                    self._on_cancel()
 
     def close(self) -> None:
         """Let `write` end once everything appended is written."""
@@ -167,12 +183,15 @@ class Journal:
 
     async def _commit(self, batch: list[Entry]) -> Sequence[Outcome]:
         self.batches += 1
+        error: Exception
         try:
             return await self._store.commit(batch)
-        except (
-            Exception
-        ) as error:  # a store says it with an outcome; whatever else it raises fails these units
-            return [StoreFailed(error)] * len(batch)
+        except asyncio.CancelledError:
+            self._on_cancel()
+            error = StoreError("the event loop was taken down during the commit")
+        except Exception as raised:  # a store says it with an outcome; what else it raises fails these units
+            error = raised
+        return [StoreFailed(error)] * len(batch)
 
     def _deliver(self, batch: list[Entry], outcomes: Sequence[Outcome]) -> None:
         for entry, outcome in zip(batch, outcomes, strict=True):
@@ -226,7 +245,7 @@ class Journal:
 
     def _start_timer(self) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(ALONE_AFTER, self._due)
+            self._timer = self._clock.call_later(ALONE_AFTER, self._due)
 
     def _due(self) -> None:
         self._timer = None

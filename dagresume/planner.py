@@ -329,11 +329,11 @@ def _foresee(
         return _Outlook("failed", None), Decision(vertex.id, Action.SKIP, "upstream_failed")
     if verdict is Join.SKIP:
         return _Outlook("skipped", None), Decision(vertex.id, Action.SKIP, "trigger")
+    if prior is not None and prior.kind == FAILED and handled(vertex, rules, snapshot.paths):
+        return _Outlook("failed", None), _decision(vertex.id, HANDLED, prior)
     if ended["runs"] or ended["maybe"]:
         return _below_open(vertex, prior, snapshot, sure=verdict is Join.RUN)
     fingerprint = vertex.fingerprint(part(s, lambda i: outlooks[i].digest, inputs) for s in vertex.received)
-    if prior is not None and prior.kind == FAILED and handled(vertex, rules, snapshot.paths):
-        return _Outlook("failed", None), _decision(vertex.id, HANDLED, prior)
     if vertex.is_map:
         return _foresee_map(vertex, prior, fingerprint, snapshot)
     found = decide(prior, fingerprint, idempotent=vertex.idempotent, reconcilable=vertex.reconcilable)

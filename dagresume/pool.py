@@ -6,12 +6,11 @@ many items it has, and goes behind the others after each item, so that no wide m
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from dagresume.clock import Clock
+from dagresume.clock import Clock, Timer
 from dagresume.errors import DefinitionError
 from dagresume.policy import Limit
 
@@ -49,7 +48,7 @@ class Gate:
         self._limit, self._clock, self._reopen = limit, clock, reopen
         self._inside = 0
         self._next_at = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
         self.parked: deque[Source] = deque()
 
     def admits(self) -> bool:
@@ -60,7 +59,7 @@ class Gate:
         if wait <= 0:
             return True
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(wait, self._due)
+            self._timer = self._clock.call_later(wait, self._due)
         return False
 
     def enter(self) -> None:

@@ -32,8 +32,12 @@ class Program:
 
     def id_of(self, function: Callable[..., Any]) -> str:
         """Give the node whose function this is."""
-        found = next((node.id for node in self.graph.nodes if node.fn is function), None)
-        return found or str(getattr(function, "__name__", repr(function)))
+        found = [node.id for node in self.graph.nodes if node.fn is function]
+        if len(found) > 1:
+            raise DefinitionError(
+                f"{function!r} is the function of {' and '.join(found)}: give the node's id."
+            )
+        return found[0] if found else str(getattr(function, "__name__", repr(function)))
 
     def pack_inputs(self, inputs: Mapping[str, Any]) -> dict[str, tuple[str, bytes]]:
         """Give each run input packed in canonical form, with its digest."""
@@ -68,16 +72,29 @@ def to_reset(program: Program, snapshot: Snapshot, retry: str | None) -> list[st
     if not retry:
         doubtful = set(uncertain_paths(program.by_id, snapshot, reconcile=False))
         return [p for p, r in snapshot.paths.items() if p in doubtful or r.kind == WAITING]
-    target, index = segments(retry)[0]
-    if target not in program.by_id:
-        near = nearest(target, program.by_id)
-        hint = f" Did you mean {near!r}?" if near else ""
-        raise DefinitionError(f"workflow {program.graph.workflow!r} has no node {target!r}.{hint}")
+    target, index = _target(program, snapshot, retry)
     whole, some = _below(program, program.by_id[target], index)
     return [
         path for path, record in snapshot.paths.items()
         if record.kind != RESET and _is_below(path, whole, some, index)
     ]  # fmt: skip
+
+
+def _target(program: Program, snapshot: Snapshot, path: str) -> tuple[str, int | None]:
+    """Give the node and item a person named, or a DefinitionError if there is no such path."""
+    try:
+        (target, index), *inner = segments(path)
+    except ValueError as error:
+        raise DefinitionError(str(error)) from None
+    if target not in program.by_id:
+        near = nearest(target, program.by_id)
+        hint = f" Did you mean {near!r}?" if near else ""
+        raise DefinitionError(f"{path!r}: workflow {program.graph.workflow!r} has no node {target!r}.{hint}")
+    if inner or (index is not None and index >= snapshot.counts.get(target, 0)):
+        count = snapshot.counts.get(target)
+        what = f"has {count} items" if count is not None else "has no items"
+        raise DefinitionError(f"there is no path {path!r} in this run: {target} {what}.")
+    return target, index
 
 
 def _below(program: Program, start: Vertex, index: int | None) -> tuple[set[str], set[str]]:

@@ -15,12 +15,14 @@ import json
 from array import array
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import anyio
 
 from dagresume import codec
 from dagresume import events as ev
+from dagresume.clock import Timer
 from dagresume.context import Context
 from dagresume.errors import (
     CheckpointLost,
@@ -35,7 +37,7 @@ from dagresume.errors import (
     WorkerDied,
 )
 from dagresume.events import Record, RunStatus, Snapshot
-from dagresume.executor import Call
+from dagresume.executor import Call, Executor
 from dagresume.jobs import Cells, Job, Opening, Raw, Services, Step
 from dagresume.observe import log, tell
 from dagresume.planner import NOT_STORABLE, RECONCILE, UNCERTAIN, Verdict, Vertex, decide
@@ -117,8 +119,8 @@ class Run:
         self._last_batch, self._inflight = -1, 0
         self._fresh_budget, self._verbose = fresh_budget, log.verbose
         self._timeout = timeout
-        self._deadline: asyncio.TimerHandle | None = None
-        self._timers: dict[Job, asyncio.TimerHandle] = {}
+        self._deadline: Timer | None = None
+        self._timers: dict[Job, Timer] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._executors = [services.executor(_executor_of(vertex)) for vertex in rules]
         self._places = {vertex.id: vertex.index for vertex in rules}
@@ -207,7 +209,9 @@ class Run:
             self.claimed_at = outcome.seq
             self._is_open.set_result(True)
             if self._timeout is not None:
-                self._deadline = self.loop.call_later(self._timeout, self.stop, ev.RUN_FAILED, "timeout")
+                self._deadline = self.services.clock.call_later(
+                    self._timeout, self.stop, ev.RUN_FAILED, "timeout"
+                )
         else:
             self._is_open.set_result(False)
             self.stopping = (ev.RUN_INTERRUPTED, "not_opened", "")
@@ -331,19 +335,22 @@ class Run:
         if not (job.awaits_record or vertex.pure):
             self.services.journal.later(job)
         executor, timeout = self._executors[vertex.index], vertex.node.timeout
-        if timeout is None:
+        return await (executor.run(call) if timeout is None else self._timed(job, call, executor, timeout))
+
+    async def _timed(self, job: Job, call: Call, executor: Executor, limit: float) -> Any:
+        """Run with a time limit, which counts from the moment the body begins."""
+        with anyio.CancelScope() as scope:
+            if _executor_of(job.vertex) in {"loop", "thread"}:
+                scope.deadline = anyio.current_time() + limit
+            else:
+                call.begun = partial(self.loop.call_soon_threadsafe, _limit, job, scope, limit)
             result = await executor.run(call)
-        else:
-            with anyio.move_on_after(timeout) as scope:
-                result = await executor.run(call)
-            if scope.cancelled_caught:
-                raise NodeTimeout(job.path, timeout)
-            if (
-                job.took() > timeout * 1e6
-            ):  # it blocked the loop and returned by itself: its effect has happened
-                call.abandoned = True
-                log.warning("result came after the timeout and was dropped", run=self.run_id, path=job.path)
-                raise NodeTimeout(job.path, timeout, "; it returned later, and its result was dropped")
+        if scope.cancelled_caught:
+            raise NodeTimeout(job.path, limit)
+        if scope.deadline < anyio.current_time():  # it blocked, and returned: its effect has happened
+            call.abandoned = True
+            log.warning("result came after the timeout and was dropped", run=self.run_id, path=job.path)
+            raise NodeTimeout(job.path, limit, "; it returned later, and its result was dropped")
         return result
 
     async def _reconcile(self, job: Job, call: Call) -> Any:
@@ -471,7 +478,7 @@ class Run:
         self._release(job, keeps_place=True)
         again = job.next(job.attempt + 1)
         again.tries += 1
-        self._timers[again] = self.loop.call_later(wait, self._due, again)
+        self._timers[again] = self.services.clock.call_later(wait, self._due, again)
         self.hand_over(step)
 
     def _due(self, job: Job) -> None:
@@ -827,7 +834,7 @@ class Run:
     def _cancel_bodies(self) -> None:
         for job in list(self.live):
             job.stopped = True
-            if job.task is not None and job.task is not asyncio.current_task():
+            if job.task is not None:
                 job.task.cancel()
             if not job.entered:  # a task that is cancelled before its first step never takes one
                 self.live.discard(job)
@@ -835,7 +842,8 @@ class Run:
 
     async def _after_grace(self, seconds: float) -> None:
         tasks = [job.task for job in self.live if job.task is not None]
-        await asyncio.wait(tasks, timeout=seconds)
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
         self._cancel_bodies()
 
     def leave_bodies(self) -> None:
@@ -951,6 +959,11 @@ class Run:
         )
         return {vertex.id: feed.cells.cells for vertex, feed in feeds if not vertex.pure}
 
+    @property
+    def within(self) -> bool:
+        """Whether the current task is a body of this run."""
+        return any(job.task is asyncio.current_task() for job in self.live)
+
     def runs_no_function(self, path: str) -> bool:
         """Say whether a path is a map itself: its items are what runs."""
         node, index = ev.segments(path)[-1]
@@ -973,6 +986,11 @@ def start_ready(pool: Pool, step: Step | None = None) -> None:
         unit.begins.append(job)
     for run, unit in units.items():
         run.hand_over(unit)
+
+
+def _limit(job: Job, scope: anyio.CancelScope, timeout: float) -> None:
+    job.began = job.run.services.clock.monotonic()
+    scope.deadline = anyio.current_time() + timeout
 
 
 def _is_ctrl_c(job: Job, error: BaseException) -> bool:

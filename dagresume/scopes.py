@@ -446,14 +446,34 @@ class Feed:
                 continue
             if k < self.count and prior.input == fingerprints[k]:
                 self._reuse(k, prior)
-            else:
+            elif prior.reason != PASSED:
                 spare.add(k, prior)
                 self.shifted = True
+        self._keep_tolerated(fingerprints, priors)
         self._fill(fingerprints, priors, spare, step)
         for prior in priors[self.count :]:
             if prior is not None and prior.kind != ev.WITHDRAWN:
                 path, now = prior.path or "", self.run.now()
                 step.records.append(ev.node_record(ev.WITHDRAWN, path, prior.attempt, now, "item_gone"))
+
+    def _keep_tolerated(self, fingerprints: list[bytes], priors: list[Record | None]) -> None:
+        """Failures that were tolerated stay so while they are few enough; those of a failed map run again."""
+        former = self.run.snapshot.paths.get(self.path)
+        if self.vertex.node.tolerate is None or (former is not None and former.kind == ev.FAILED):
+            return
+        failed = {
+            k: prior
+            for k, prior in enumerate(priors[: self.count])
+            if prior is not None
+            and (prior.kind, prior.input) == (ev.FAILED, fingerprints[k])
+            and prior.reason != ev.RETRY
+        }
+        if tolerated(self.vertex.node.tolerate, len(failed), self.count):
+            for k, prior in failed.items():
+                self.failures[k] = failure_of(prior)
+                text = item_failure(self.failures[k])
+                self.cells.put(k, text, codec.digest(text))
+                self.left -= 1
 
     def _fill(
         self, fingerprints: list[bytes], priors: list[Record | None], spare: _Spare, step: Step
@@ -493,6 +513,8 @@ class Feed:
         """
         vertex = self.vertex
         verdict = decide(prior, fingerprint, idempotent=vertex.idempotent, reconcilable=vertex.reconcilable)
+        if prior is not None and prior.reason == PASSED:
+            return True  # no body of it ever began
         completed = prior is not None and prior.kind == ev.COMPLETED
         if verdict.action is Action.HOLD and not (displaced and completed):
             self.run.hold(f"{self.path}[{k}]", prior, verdict, step)

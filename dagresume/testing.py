@@ -129,6 +129,15 @@ class FakeClock:
             future.cancel()
             self._expect_quiet()
 
+    def call_later(self, seconds: float, call: Callable[..., object], *args: Any) -> asyncio.Future[None]:
+        """Call something when so many seconds have passed here, unless what this gives is cancelled."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(lambda due: None if due.cancelled() else call(*args))
+        with self._lock:
+            heapq.heappush(self._sleepers, (self._passed + max(seconds, 0.0), next(self._numbers), future))
+        self._expect_quiet()
+        return future
+
     def _expect_quiet(self) -> None:
         """Jump when nothing goes to sleep or wakes for a while."""
         if self._autojump is None:

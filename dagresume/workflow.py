@@ -279,9 +279,21 @@ def _check_options(node: Node) -> None:
                 )
             if option == "for_each" and parameter in node.args:
                 raise BindingError(node.id, parameter, "named in args= and in for_each=; keep one of them.")
+    _check_reconcile(node, names)
     problem = _problem(node)
     if problem:
         raise DefinitionError(f"node {node.id!r}: {problem}")
+
+
+def _check_reconcile(node: Node, names: set[str]) -> None:
+    """`reconcile=` may ask for the context and for what the node itself receives."""
+    if node.reconcile is None or not callable(node.reconcile):
+        return
+    for parameter in inspect.signature(node.reconcile).parameters.values():
+        optional = parameter.default is not parameter.empty or parameter.kind is parameter.VAR_KEYWORD
+        if parameter.name not in names | {"ctx"} and not optional:
+            problem = f"asked for by reconcile=, but {_name(node.fn)}() has none (the context is `ctx`)."
+            raise BindingError(node.id, parameter.name, problem)
 
 
 def _problem(node: Node) -> str | None:
@@ -628,6 +640,9 @@ class Graph:
     def check_inputs(self, given: Mapping[str, Any] | None) -> dict[str, Any]:
         """Give a run inputs, or an InputError that names what is missing or unknown and the nearest name."""
         inputs = dict(given or {})
+        odd = next((name for name in inputs if not isinstance(name, str)), None)
+        if odd is not None:
+            raise InputError(f"the names of inputs are strings, not {odd!r}.")
         for name in inputs:
             if name not in self.inputs:
                 if name in self.index:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["app", "main"]
+__all__ = ["INTERRUPTED", "app", "main"]
 
 INTERRUPTED: Final = 130
 COMMANDS: Final = {

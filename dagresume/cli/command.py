@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperCommand
 
+from dagresume.cli import INTERRUPTED
 from dagresume.cli.screen import line, warn
 from dagresume.errors import (
     AlreadyRunning,
@@ -53,8 +54,8 @@ __all__ = [
     "commands",
 ]
 
-FAILED, USAGE, WAITING, REFUSED, INTERRUPTED = 1, 2, 3, 4, 130
-"""Exit codes; 0 is completed."""
+FAILED, USAGE, WAITING, REFUSED = 1, 2, 3, 4
+"""Exit codes; 0 is completed, INTERRUPTED is 130."""
 DEFAULT_DB: Final = "dagresume.db"
 
 Db = Annotated[

@@ -234,11 +234,10 @@ def cancel(
             if not before.status.final:
                 await engine.cancel(run_id, by)
             after = await engine.get(run_id)
-            for _ in range(20 if after.owner else 0):  # the process that drives it looks four times a second
+            looks = 20  # the process that drives it looks four times a second
+            while looks and after.owner is not None and not after.status.final:
                 await asyncio.sleep(0.25)
-                after = await engine.get(run_id)
-                if after.owner is None:
-                    break
+                after, looks = await engine.get(run_id), looks - 1
             return before, after
 
     before, after = work(ask)

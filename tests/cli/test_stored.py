@@ -172,13 +172,13 @@ NASTY = """
 """
 
 
-def test_nothing_stored_reaches_the_terminal_as_a_control_code(write: Write, shell: Cli) -> None:
+def test_nothing_stored_reaches_the_terminal_as_a_control_code(
+    write: Write, cli: Cli, shell: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write("flow.py", NASTY)
-    told = [shell("run", "flow.py", "--key", "k\x1b[31my", FORCE_COLOR=color) for color in ("", "1")]
-    told += [
-        shell(words, FORCE_COLOR="1")
-        for words in ("list", "show last", "logs last", "plan last --app flow.py")
-    ]
+    told = [shell("run", "flow.py", "--key", "k\x1b[31my", FORCE_COLOR="")]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    told += [cli(words) for words in ("list", "show last", "logs last", "plan last --app flow.py")]
     for done in told:
         for text in (done.out, done.err):
             assert not re.search(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u202e]", text)
@@ -190,9 +190,11 @@ def test_nothing_stored_reaches_the_terminal_as_a_control_code(write: Write, she
     assert told[0].err.startswith("warning: warn ")
 
 
-def test_no_color_is_honoured(failed: str, shell: Cli) -> None:
-    assert "\x1b" in shell("list", FORCE_COLOR="1").out
-    assert "\x1b[3" not in shell("list", FORCE_COLOR="1", NO_COLOR="1").out
+def test_no_color_is_honoured(failed: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[1;31mfailed" in cli("list").out
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "31mfailed" not in cli("list").out
 
 
 # -- cancel ---------------------------------------------------------------------------------------------

@@ -36,11 +36,9 @@ def one(name: str) -> str:
         ("spaces/näme.py", "spaces/näme.py", "näme"),
     ],
 )
-def test_a_target_is_a_module_or_a_file(
-    file: str, target: str, module: str, write: Write, shell: Cli
-) -> None:
+def test_a_target_is_a_module_or_a_file(file: str, target: str, module: str, write: Write, cli: Cli) -> None:
     write(file, one("wf"))
-    done = shell("run", target, "--json")
+    done = cli("run", target, "--json")
     assert (done.code, done.err) == (0, "")
     assert done.json["outputs"]["f"] == module
 

@@ -660,6 +660,40 @@ async def test_the_log_stays_small(db: Path, readers: str) -> None:
     assert [each.name for each in (await anyio.to_thread.run_sync(list, db.parent.iterdir()))] == [db.name]
 
 
+def overlap(db: Path, stop: threading.Event) -> None:
+    """Read so that there is always a reader, although each stays only for a moment."""
+    readers = [sqlite3.connect(db, isolation_level=None) for _ in range(2)]
+    readers[0].execute("BEGIN")
+    for n in range(10**9):
+        readers[n % 2].execute("SELECT count(*) FROM dagresume_runs").fetchall()
+        readers[1 - n % 2].execute("BEGIN")
+        readers[1 - n % 2].execute("SELECT count(*) FROM dagresume_runs").fetchall()
+        if stop.wait(0.01):
+            break
+        readers[n % 2].execute("COMMIT")
+    for reader in readers:
+        reader.close()
+
+
+async def test_readers_that_never_leave_a_gap_do_not_let_the_log_grow(db: Path) -> None:
+    """B26."""
+    store = Store(db, synchronous="normal")
+    store.session = await store.open(this_session(SYSTEM_CLOCK.now(), 600_000_000))
+    guard = await store.new()
+    stop = threading.Event()
+    reading = asyncio.create_task(asyncio.to_thread(overlap, db, stop))
+    sizes: list[int] = []
+    for n in range(20_000):
+        assert isinstance(await store.one(guard, completed(f"a[{n}]")), Committed)
+        if n % 100 == 0:
+            sizes.append(log_size(db))
+    stop.set()
+    await reading
+    await store.close()
+    print(f"\nlog, overlapping readers: {max(sizes) / 2**20:.1f} MiB")
+    assert max(sizes) < 56 << 20
+
+
 async def test_one_huge_transaction_does_not_leave_a_huge_log(db: Path) -> None:
     store = Store(db, synchronous="normal")
     store.session = await store.open(this_session(SYSTEM_CLOCK.now(), 60_000_000))

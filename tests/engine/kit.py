@@ -179,24 +179,15 @@ class CountingStore:
         return outcomes
 
 
-class TurnedClock:
+class TurnedClock(SystemClock):
     """A wall clock that can be turned; what is measured stays true."""
 
     def __init__(self) -> None:
-        self._real = SystemClock()
         self.ahead = 0.0
 
     def now(self) -> int:
         """Give the wall clock in microseconds UTC."""
-        return self._real.now() + round(self.ahead * 1e6)
-
-    def monotonic(self) -> float:
-        """Give seconds."""
-        return self._real.monotonic()
-
-    async def sleep(self, seconds: float) -> None:
-        """Return after `seconds`."""
-        await self._real.sleep(seconds)
+        return SystemClock.now() + round(self.ahead * 1e6)
 
 
 def listing(wf: Workflow, values: Sequence[Any], id: str = "items") -> None:

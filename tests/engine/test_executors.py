@@ -103,6 +103,20 @@ async def test_a_timed_out_process_is_ended_and_known_to_be(sqlite_home: Home) -
     assert result.failures["for_ever"].reason == "timeout"
 
 
+def nap(n: int) -> int:
+    time.sleep(0.2)
+    return n
+
+
+async def test_waiting_for_a_process_is_not_running_in_it(sqlite_home: Home) -> None:
+    """A time limit is that of the body: neither the start of a worker nor the queue before it counts."""
+    wf = Workflow("queue", idempotent=True)
+    listing(wf, range(4 * (os.cpu_count() or 1)))
+    wf.node(executor="process", for_each={"n": "items"}, timeout=0.5)(nap)
+    result = await sqlite_home.run(wf)
+    assert result.failures == {}
+
+
 async def test_partials_callables_and_methods_are_nodes(home: Home) -> None:
     class Adder:
         def __init__(self, by: int) -> None:

@@ -18,7 +18,8 @@ from dagresume.policy import Trigger
 from tests.engine.kit import Boom, Home
 
 TRIGGERS: tuple[Trigger, ...] = ("none_failed", "all_success", "any_success", "all_done", "any_failed")
-FAILED = {"failed", "blocked", "held"}
+FAILED = {"failed", "blocked"}
+HELD = {"held", "waits"}  # not settled: below it nothing is decided
 
 
 @dataclass
@@ -76,6 +77,8 @@ def make_specs(rng: random.Random) -> list[Spec]:
 
 
 def joined(trigger: str, ended: list[str]) -> str:
+    if HELD & set(ended):
+        return "wait"
     failed = sum(how in FAILED for how in ended)
     skipped, completed = ended.count("skipped"), ended.count("completed")
     match trigger:
@@ -123,10 +126,10 @@ class Model:
     def _node(self, spec: Spec) -> None:
         now = self.now
         how = joined(spec.trigger, [now.ended[parent] for parent in spec.parents])
-        if spec.source and how == "block":
+        if spec.source and how in {"block", "wait"}:
             self._stream(spec)
         if how != "run":
-            now.ended[spec.name] = {"skip": "skipped", "block": "blocked"}[how]
+            now.ended[spec.name] = {"skip": "skipped", "block": "blocked", "wait": "waits"}[how]
             if how == "skip":
                 now.records[spec.name] = ("skipped", None, None)
             self.print[spec.name] = self.value[spec.name] = None
@@ -202,7 +205,7 @@ class Model:
         others = [self.now.ended[parent] for parent in spec.parents if parent != above.name]
         if not above.source or any(how != "completed" for how in others):
             return
-        if self.now.ended[above.name] not in {"failed", "held", "blocked"}:
+        if self.now.ended[above.name] not in FAILED | HELD:
             return
         if not any(path.startswith(spec.name + "[") for path in self.seen):
             return  # the map above had failed before the other parents ended
@@ -355,6 +358,48 @@ async def test_random_graphs_do_what_the_model_says(start: int) -> None:
     for seed in range(start, start + 100):
         try:
             await play(seed)
+        except (Exception, pytest.fail.Exception) as error:
+            error.add_note(f"seed {seed}")
+            raise
+
+
+async def retry_somewhere(seed: int) -> None:
+    """From a random path of a completed run: it and all below run again, and what they need of pure ones."""
+    rng = random.Random(seed)
+    specs = make_specs(rng)
+    home, wf = Home(None), build(specs, set())
+    first = await home.run(wf)
+    began = set(first.executed)
+    if first.status is not RunStatus.COMPLETED or not began:
+        return
+    start = rng.choice(sorted(began))
+    by_name = {spec.name: spec for spec in specs}
+    again = {start}
+    node, _, index = start.partition("[")
+    for spec in specs:  # in topological order
+        for parent in spec.parents:
+            whole = parent in again or (parent == node and not index)
+            if whole:
+                again.add(spec.name)
+            elif any(path.startswith(parent + "[") for path in again):
+                one = f"[{index}" if by_name[parent].source and spec.source == parent else ""
+                again.add(spec.name + one)
+    expected = {path for path in began if path in again or path.partition("[")[0] in again}
+    result = await home.retry(wf, first.run_id, start)
+    assert result.status is RunStatus.COMPLETED
+    pure = {spec.name for spec in specs if spec.pure}
+    assert set(result.executed) - pure == expected - pure, f"from {start}"
+    assert expected <= set(result.executed)
+    for name in first.outputs:
+        assert plain(result[name]) == plain(first[name])
+
+
+@pytest.mark.parametrize("start", range(0, 200, 100))
+async def test_retry_from_anywhere_runs_that_and_all_below(start: int) -> None:
+    """B14: nothing else."""
+    for seed in range(start, start + 100):
+        try:
+            await retry_somewhere(seed)
         except (Exception, pytest.fail.Exception) as error:
             error.add_note(f"seed {seed}")
             raise

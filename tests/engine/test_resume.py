@@ -6,6 +6,7 @@ import pytest
 
 from dagresume import (
     Context,
+    DefinitionError,
     Retry,
     RunFailed,
     RunNotFound,
@@ -208,6 +209,32 @@ async def test_retry_from_an_unknown_node_says_so_and_changes_nothing(home: Home
             await engine.retry(run_id, "botom")
         assert "bottom" in str(caught.value)  # the nearest name
     assert await home.events(run_id) == before
+
+
+@pytest.mark.parametrize("path", ["item[5]", "item[0]/x", "numbers[0]", "item[", "x/item"])
+async def test_retry_from_a_path_that_does_not_exist_changes_nothing(
+    home: Home, calls: Calls, path: str
+) -> None:
+    wf = Workflow("paths")
+
+    @wf.node
+    async def numbers() -> list[int]:
+        calls.began("numbers")
+        return [1, 2]
+
+    @wf.node(for_each={"n": "numbers"})
+    async def item(n: int) -> int:
+        calls.began("item")
+        return n
+
+    run_id = (await home.run(wf)).run_id
+    before = await home.events(run_id)
+    async with home.engine(wf) as engine:
+        with pytest.raises((DefinitionError, LookupError, ValueError)) as caught:
+            await engine.retry(run_id, path)
+    assert path in str(caught.value)
+    assert await home.events(run_id) == before
+    assert calls == {"numbers": 1, "item": 2}
 
 
 async def test_retry_reopens_a_cancelled_run(home: Home, calls: Calls) -> None:

@@ -114,10 +114,11 @@ async def test_a_left_out_default_before_given_parameters(home: Home) -> None:
         ({"folder": "x", "foldr": "y"}, InputError, "folder"),
         ({"folder": "x", "resume": "y"}, InputError, "resumes"),
         ({"folder": "x", "resumes": "y"}, InputError, "node"),
+        ({1: "x"}, InputError, "1"),
     ],
 )
 async def test_wrong_inputs_name_the_nearest_input_or_node(
-    home: Home, inputs: dict[str, Any], error: type[Exception], says: str
+    home: Home, inputs: dict[Any, Any], error: type[Exception], says: str
 ) -> None:
     wf = Workflow("inputs")
 

@@ -108,6 +108,22 @@ async def test_cancel_reaches_a_run_driven_elsewhere(home: Home, calls: Calls) -
         assert event.data["by"] == "another"
 
 
+async def test_a_body_may_cancel_its_own_run(home: Home, calls: Calls) -> None:
+    """Without waiting for itself."""
+    wf = Workflow("itself")
+    engine = home.engine(wf, grace_seconds=20)
+
+    @wf.node
+    async def a(ctx: Context) -> None:
+        await engine.cancel(ctx.run_id)
+
+    calls.adder(wf)("b", "a")
+    async with engine, asyncio.timeout(5):
+        with pytest.raises(RunCancelled):
+            await engine.run(wf)
+    assert not calls
+
+
 async def test_cancel_of_a_resting_run_is_done_at_once(home: Home, calls: Calls) -> None:
     wf = waiting(calls, asyncio.Event())
     calls.broken = {"b"}

@@ -92,7 +92,7 @@ async def stored(path: Path, journals: list[list[Record]]) -> list[Snapshot]:
     return found
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(runs)
 def test_the_last_event_with_a_status_wins_in_python_and_in_sql(journals: list[list[Record]]) -> None:
     """§5: the same paths, the same status, attempt, time, and output or none, in both views."""
@@ -127,7 +127,7 @@ def test_the_last_event_with_a_status_wins_in_python_and_in_sql(journals: list[l
                 assert output == ('"x"' if record.kind == COMPLETED else None)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(node_records(), max_size=40), st.integers(0, 40))
 def test_a_fold_in_two_pieces_is_one_fold(records: list[Record], cut: int) -> None:
     numbered = [record._replace(seq=n) for n, record in enumerate(records, 1)]

@@ -921,8 +921,8 @@ def test_packing_does_not_load_other_libraries(tmp_path: Path) -> None:
 
 def test_a_fresh_process_reads_the_values_of_other_libraries(tmp_path: Path) -> None:
     text = codec.pack([np.float64(1.5), np.arange(2), msgspec.UNSET])
-    code = f"from dagresume import codec; print(codec.unpack({text!r}))"
-    assert run("-c", code, cwd=tmp_path) == "[np.float64(1.5), array([0, 1]), UNSET]"
+    code = f"from dagresume import codec; x, y, z = codec.unpack({text!r}); print(type(x).__name__, x, y, z)"
+    assert run("-c", code, cwd=tmp_path) == "float64 1.5 [0 1] UNSET"
 
 
 # -- comparing, showing ---------------------------------------------------------------------------------

@@ -244,6 +244,19 @@ def test_wrong_options_name_the_node_and_themselves(options: dict[str, Any], say
         assert "'a'" in str(caught.value)
 
 
+def test_reconcile_takes_what_its_node_has() -> None:
+    """`ctx` and any subset of the node's parameters: said at once, not when it is needed."""
+
+    async def reconcile(ctx: Context, ordr: int) -> None: ...
+
+    wf = Workflow("w")
+
+    async def pay(order: int) -> None: ...
+
+    with pytest.raises(DefinitionError, match=r"'pay'.*'ordr'"):
+        wf.node(reconcile=reconcile)(pay)
+
+
 def test_a_plain_function_is_not_run_on_the_loop() -> None:
     with pytest.raises(DefinitionError, match="event loop"):
 
