@@ -320,9 +320,7 @@ class ProcessExecutor:
             if not self._assign(errand, worker):
                 fit = True
                 return None
-            if begun is not None:
-                begun()
-            message = worker.ask(call.path, request, channel)
+            message = worker.ask(call.path, request, channel, begun)
             fit = True
         finally:
             self._give_back(errand, worker, fit)

@@ -361,7 +361,8 @@ def _joined(vertex: Vertex, ended: Counter[str]) -> Join | None:
     for how in (Settled.COMPLETED, Settled.SKIPPED, Settled.FAILED)[: 3 if maybe else 1]:
         completed, skipped, failed = (n + maybe * (how == place) for place, n in enumerate(counts))
         verdicts.add(join(trigger, completed, skipped, failed))
-    return verdicts.pop() if len(verdicts) == 1 else None
+    sure = verdicts.pop() if len(verdicts) == 1 else None
+    return None if sure is Join.RUN and ended["maybe"] else sure  # it may also end as a question to a person
 
 
 def _below_open(

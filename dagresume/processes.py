@@ -405,13 +405,20 @@ class Worker:
         with _children:
             return self._process.is_alive()
 
-    def ask(self, path: str, request: bytes, channel: Channel | None) -> bytes:
-        """Give the message that `opened` turns into the result; WorkerDied if the process ended before it."""
+    def ask(
+        self, path: str, request: bytes, channel: Channel | None, begun: Callable[[], object] | None = None
+    ) -> bytes:
+        """Give the message that `opened` turns into the result; WorkerDied if the process ended before it.
+
+        `begun` is called when the process is ready and has the request.
+        """
         if not self._is_ready:
             self._receive(path)
             self._is_ready = True
         with contextlib.suppress(OSError):  # it died: reading says so
             self._conn.send_bytes(request)
+        if begun is not None:
+            begun()
         while (message := self._receive(path))[:1] not in {b"D", b"F"}:
             if channel is not None:
                 _pass_on(channel, message[:1], pickle.loads(memoryview(message)[1:]))
