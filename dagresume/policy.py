@@ -233,12 +233,14 @@ class NodeFailure:
 
 @dataclass(frozen=True, slots=True)
 class ItemFailure:
-    """What stands in a map's list in place of an item whose failure was tolerated."""
+    """What stands in a map's list in place of an item whose failure was tolerated.
+
+    It does not say on which attempt: a value must not depend on how often the process died.
+    """
 
     path: str
     type: str
     message: str
-    attempt: int = 1
 
 
 def tolerated(rule: float | None, failed: int, total: int) -> bool:

@@ -37,7 +37,7 @@ _FAILURE: Final = codec.pack(ItemFailure("", "", "")).partition('"v"')[0]
 
 def item_failure(failure: NodeFailure) -> str:
     """Give what stands in a map's list for an item whose failure was tolerated, packed."""
-    return codec.pack(ItemFailure(failure.path, failure.type, failure.message, failure.attempt))
+    return codec.pack(ItemFailure(failure.path, failure.type, failure.message))
 
 
 def _passes(cell: Any) -> bool:

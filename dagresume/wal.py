@@ -105,9 +105,12 @@ class Wal:
     def _restart(self, conn: sqlite3.Connection, length: int) -> None:
         """Wait a little for the readers that keep the log from starting over; more seldom if they stay."""
         timeout = conn.execute("PRAGMA busy_timeout").fetchone()[0]
-        conn.execute("PRAGMA busy_timeout = 250")
+        conn.execute("PRAGMA busy_timeout = 60")
         try:
-            stuck = conn.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()[0]
+            # Often and not long: SQLite may wait for a place that new readers share for ever, where a fresh
+            # look would find that it need not.
+            tries = (conn.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()[0] for _ in range(4))
+            done = any(not stuck for stuck in tries)
         finally:
             conn.execute(f"PRAGMA busy_timeout = {timeout}")
-        self._too_long = 2 * length if stuck else _TOO_LONG
+        self._too_long = _TOO_LONG if done else 5 * length // 4

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import anyio
 import pytest
@@ -49,7 +49,10 @@ class Clock:
         return self.time / SECOND
 
     async def sleep(self, seconds: float) -> None:
-        raise AssertionError("no test waits")
+        raise AssertionError("a store waits for nothing")
+
+    def call_later(self, seconds: float, call: Callable[..., object], *args: Any) -> NoReturn:
+        raise AssertionError("a store waits for nothing")
 
 
 class Engine(NamedTuple):
