@@ -171,7 +171,7 @@ def projection(record: Record) -> dict[str, Any] | None:
     if status is None:
         return None
     columns: dict[str, Any] = {"status": status.value, "reason": record.reason, "updated_at": record.at}
-    if record.kind == RUN_CLAIMED:
+    if record.kind in {RUN_CLAIMED, RUN_REVIVED}:
         columns |= {"finished_at": None, "wake_at": None, "holds_key": 1}
     elif status is not RunStatus.RUNNING:
         columns["finished_at"] = None if status is RunStatus.WAITING else record.at

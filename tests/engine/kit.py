@@ -34,7 +34,7 @@ class Home:
         if self._memory is not None:
             return MemoryStore(beside=self._memory, clock=clock)
         assert self.path is not None
-        return SQLiteStore(self.path, clock=clock)
+        return SQLiteStore(self.path, synchronous="normal", clock=clock)  # nobody cuts the power here
 
     def engine(self, *workflows: Workflow, wrap: Wrap | None = None, **options: Any) -> Engine:
         """Give a new engine that knows these workflows."""
@@ -185,7 +185,7 @@ class TurnedClock(SystemClock):
     def __init__(self) -> None:
         self.ahead = 0.0
 
-    def now(self) -> int:
+    def now(self) -> int:  # type: ignore[override]  # the base needs no self
         """Give the wall clock in microseconds UTC."""
         return SystemClock.now() + round(self.ahead * 1e6)
 
