@@ -623,9 +623,11 @@ class Engine:
         self, run: Run, guard: NewRun | Claim, records: list[Record], definition: Definition | None
     ) -> Committed | Refused:
         """Write the unit that makes or claims a run; from then on it is ours to attend."""
+        self._check_open()  # it may have been closed while the store was asked
+        opening = run.open(guard, records, definition)
         self._runs[run.run_id] = run
         try:
-            outcome = await to_its_end(run.open(guard, records, definition))
+            outcome = await to_its_end(opening)
         except asyncio.CancelledError:
             run.stop(RUN_INTERRUPTED, "cancelled")
             if run.owned.run:

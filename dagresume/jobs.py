@@ -250,6 +250,7 @@ class Job:
     queued: bool = False
     stopped: bool = False
     entered: bool = False
+    released: bool = False
     task: asyncio.Task[None] | None = None
     call: Call | None = None
     used: dict[str, float] | None = None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from dagresume.clock import Clock, Timer
-from dagresume.errors import StoreError
+from dagresume.errors import EngineClosed, StoreError
 from dagresume.events import Record
 from dagresume.store import Committed, Outcome, Owned, Refused, Store, StoreFailed, Unit
 
@@ -111,7 +111,7 @@ class Journal:
         self._late: dict[Late, None] = {}
         self._wake: asyncio.Future[None] | None = None
         self._timer: Timer | None = None
-        self._closing = False
+        self._closing = self._ended = False
         self.waiting = 0
         """Rows appended and not yet durable."""
         self.batches = 0
@@ -126,6 +126,9 @@ class Journal:
         while.
         """
         entry.appended = self._clock.monotonic()
+        if self._ended:
+            asyncio.get_running_loop().call_soon(entry.delivered, StoreFailed(EngineClosed()))
+            return
         self._queue.append(entry)
         self.waiting += len(entry.records)
         if quietly:
@@ -168,6 +171,7 @@ class Journal:
                 self._deliver(batch, await self._commit(batch))
             elif self._closing:
                 self._stop_timer()
+                self._ended = True  # who comes later is told so instead of waiting for nobody
                 return
             else:
                 self._wake = asyncio.get_running_loop().create_future()

@@ -287,6 +287,7 @@ class Run:
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
         except BaseException as error:  # the engine itself is wrong: say so rather than hang
+            self._release(job)
             self.error = self.error or error
             self.abort()
         finally:
@@ -317,8 +318,11 @@ class Run:
         took = job.took()
         limit = self.services.spill_bytes
         if not vertex.pure and limit is not None and len(result) > limit:
-            blob = await self._spill(result)
-            data = {"blob": blob}
+            try:
+                data = {"blob": await self._spill(result)}
+            except Exception as error:  # the work is done and cannot be kept: as with a failed commit
+                self.failures[job.path] = tell(job.path, job.attempt, error, "not_stored")
+                raise
         self._returned(job, result, took, data)
 
     async def _spill(self, text: str) -> str:
@@ -528,7 +532,10 @@ class Run:
         return not any(self.rules[c].node.trigger in {"any_failed", "all_done"} for c in job.vertex.children)
 
     def _release(self, job: Job, *, keeps_place: bool = False) -> None:
-        """Give a job's slot back; `keeps_place`: the same item of its map goes on later."""
+        """Give a job's slot back, once; `keeps_place`: the same item of its map goes on later."""
+        if job.released:
+            return
+        job.released = True
         self.services.journal.forget(job)
         self.services.pool.release(job.gate)
         feed = job.feed

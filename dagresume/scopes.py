@@ -175,8 +175,7 @@ class Scope:
             reconcilable=vertex.reconcilable,
         )
         if verdict.action is Action.REUSE:
-            out = UNMADE if vertex.pure else self._former_items(prior) if vertex.is_map else run.stored(prior)
-            self.complete(i, out, fingerprint if vertex.pure else prior.digest or bytes(16), step)
+            self._reuse(vertex, prior, fingerprint, step)
         elif verdict.action is Action.HOLD:
             run.hold(path, prior, verdict, step)
             self.settle(i, Settled.OPEN_QUESTION, step)
@@ -184,6 +183,17 @@ class Scope:
             if prior.kind == ev.COMPLETED:
                 run.reset(prior, verdict.reason, step)
             self._run(vertex, fingerprint, step, reconcile=verdict is RECONCILE)
+
+    def _reuse(self, vertex: Vertex, prior: Record, fingerprint: bytes, step: Step) -> None:
+        out: Any = UNMADE
+        try:
+            if not vertex.pure:
+                out = self._former_items(prior) if vertex.is_map else self.run.stored(prior)
+        except CheckpointLost as error:
+            self.run.cannot_load(error)
+            self.settle(vertex.index, Settled.OPEN_QUESTION, step)
+            return
+        self.complete(vertex.index, out, fingerprint if vertex.pure else prior.digest or bytes(16), step)
 
     def _former_items(self, prior: Record) -> Cells:
         """Give where the outputs of a completed map's items lie."""

@@ -395,7 +395,7 @@ def projected(unit: Unit) -> dict[str, Any]:
     guard = unit.guard
     if isinstance(guard, NewRun) and guard.session is None:
         columns["status"] = RunStatus.PENDING.value
-    if isinstance(guard, Owned) and any(map(releases, unit.records)):
+    if isinstance(guard, Owned | NewRun | Claim) and any(map(releases, unit.records)):
         columns["owner"] = None
     return columns
 

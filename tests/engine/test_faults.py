@@ -312,3 +312,44 @@ async def test_late_start_records_that_fail_do_not_hang(home: Home) -> None:
         gate.set()
         with pytest.raises((StoreError, RunFailed)):
             await handle.result()
+
+
+async def test_what_is_queued_behind_a_lost_unit_is_not_written(home: Home, calls: Calls) -> None:
+    """A failed commit poisons its run: else there is a run with a hole."""
+    wf = Workflow("behind", idempotent=True)
+    returned = asyncio.Event()
+
+    class Late(FaultyStore):
+        async def commit(self, units: Sequence[Unit]) -> list[Outcome]:
+            if any(record.path == "x" for unit in units for record in unit.records):
+                reached.set()
+                await returned.wait()
+                for _ in range(10):
+                    await asyncio.sleep(0)
+            return await super().commit(units)
+
+    reached = asyncio.Event()
+
+    @wf.node
+    async def x() -> int:
+        return 1
+
+    @wf.node
+    async def y() -> int:
+        await reached.wait()
+        returned.set()
+        return 2
+
+    calls.adder(wf)("below", "y")
+
+    def wrap(store: Store) -> Any:
+        return Late(
+            store, lambda _, r: (r.kind, r.path) == ("node.completed", "x"), lambda: StoreError("lost")
+        )
+
+    async with home.engine(wrap=wrap) as engine:
+        with pytest.raises(RunFailed) as caught:
+            await engine.run(wf)
+    assert next(iter(caught.value.failures)) == "x"
+    assert (await home.statuses(caught.value.run_id))["y"] != "completed"
+    assert not calls

@@ -329,3 +329,13 @@ async def test_an_uncertain_key_is_refused_naming_the_path(home: Home, calls: Ca
         with pytest.raises(UncertainNode, match=r"\ba\b"):
             await later.run(wf, key="k")
     assert calls == {"a": 1}
+
+
+async def test_a_run_that_ends_as_it_is_opened_is_nobodys(home: Home) -> None:
+    """The unit that makes or claims a run may hold its end too: then nobody owns it."""
+    empty = Workflow("empty")
+    async with home.engine() as engine:
+        first = await engine.run(empty, key="k")
+        again = await engine.run(empty, key="k")
+        assert again.run_id == first.run_id
+        assert (await engine.get(first.run_id)).owner is None
