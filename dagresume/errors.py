@@ -279,11 +279,11 @@ class StoreCorrupt(StoreError):
 class StoreReadOnly(StoreError):
     """The database file or its folder cannot be written; `.path`."""
 
-    def __init__(self, path: str, problem: str) -> None:
+    def __init__(
+        self, path: str, problem: str, advice: str = "Change its permissions or name another file with --db."
+    ) -> None:
         self.path = path
-        super().__init__(
-            f"{path} cannot be written: {problem}. Change its permissions or name another file with --db."
-        )
+        super().__init__(f"{path} cannot be written: {problem}. {advice}")
 
 
 class StoreFull(StoreError):

@@ -250,6 +250,7 @@ class Job:
     queued: bool = False
     stopped: bool = False
     entered: bool = False
+    repeats: bool = False  # its function has begun in this call before
     released: bool = False
     task: asyncio.Task[None] | None = None
     call: Call | None = None

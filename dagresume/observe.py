@@ -96,7 +96,7 @@ def _users_part(tb: TracebackType | None) -> TracebackType | None:
     start = tb
     while start is not None and Path(start.tb_frame.f_code.co_filename).parent == _PACKAGE:
         start = start.tb_next
-    return start or tb
+    return start
 
 
 def _cut(text: str) -> str:

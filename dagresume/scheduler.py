@@ -62,6 +62,8 @@ from dagresume.workflow import Binding, Source
 
 __all__ = ["Run", "start_ready"]
 
+_LONGEST_WAIT: Final = 7 * 86_400.0  # seconds; who asks for more does not mean it
+
 _STATUS: Final = {
     ev.RUN_COMPLETED: RunStatus.COMPLETED,
     ev.RUN_FAILED: RunStatus.FAILED,
@@ -317,7 +319,7 @@ class Run:
             return
         took = job.took()
         limit = self.services.spill_bytes
-        if not vertex.pure and limit is not None and len(result) > limit:
+        if not vertex.pure and limit is not None and len(result) > max(limit, len("null")):
             try:
                 data = {"blob": await self._spill(result)}
             except Exception as error:  # the work is done and cannot be kept: as with a failed commit
@@ -335,7 +337,8 @@ class Run:
 
     async def _execute(self, job: Job, call: Call) -> Any:
         vertex = job.vertex
-        self.executed.append(job.path)
+        if not job.repeats:
+            self.executed.append(job.path)
         if not (job.awaits_record or vertex.pure):
             self.services.journal.later(job)
         executor, timeout = self._executors[vertex.index], vertex.node.timeout
@@ -467,11 +470,10 @@ class Run:
     def _again_later(self, job: Job, error: BaseException) -> None:
         """Another attempt is due: by itself, after a while, and without holding a slot meanwhile."""
         wait = job.vertex.retry.wait(job.tries)
-        asked = getattr(error, "retry_after", None)
-        if isinstance(asked, int | float) and asked >= 0:
-            wait = max(wait, asked)
-            if job.gate is not None:
-                job.gate.pause(asked)
+        asked = _asked_to_wait(error)
+        wait = max(wait, asked)
+        if asked and job.gate is not None:
+            job.gate.pause(asked)
         facts = tell(job.path, job.attempt, error, ev.RETRY).facts | {
             "retry_at": self.now() + round(wait * 1e6)
         }
@@ -481,7 +483,7 @@ class Run:
         )
         self._release(job, keeps_place=True)
         again = job.next(job.attempt + 1)
-        again.tries += 1
+        again.tries, again.repeats = job.tries + 1, True
         self._timers[again] = self.services.clock.call_later(wait, self._due, again)
         self.hand_over(step)
 
@@ -998,6 +1000,16 @@ def start_ready(pool: Pool, step: Step | None = None) -> None:
 def _limit(job: Job, scope: anyio.CancelScope, timeout: float) -> None:
     job.began = job.run.services.clock.monotonic()
     scope.deadline = anyio.current_time() + timeout
+
+
+def _asked_to_wait(error: BaseException) -> float:
+    """Give the seconds that the other side asks to be left alone for (`retry_after`), 0 if it does not."""
+    try:
+        asked = getattr(error, "retry_after", None)
+    except Exception:  # a property of somebody else's error
+        return 0.0
+    sound = isinstance(asked, int | float) and 0 < asked < _LONGEST_WAIT
+    return float(asked) if sound and asked is not None else 0.0
 
 
 def _is_ctrl_c(job: Job, error: BaseException) -> bool:

@@ -257,18 +257,22 @@ def explained(path: str, error: Exception) -> StoreError:
     if isinstance(error, StoreError):
         return error
     make = _BY_CODE.get(_code(error))
-    problem = _why_not_opened(path) if _code(error) == sqlite3.SQLITE_CANTOPEN else str(error)
+    problem = str(error)
     if busy(error):
         problem = "locked by another program all the time; end what holds it, then resume"
     found = make(path, problem) if make else StoreError(f"{path}: {problem}")
+    if _code(error) == sqlite3.SQLITE_CANTOPEN:
+        found = StoreReadOnly(path, *_why_not_opened(path))
     found.__cause__ = error
     return found
 
 
-def _why_not_opened(path: str) -> str:
+def _why_not_opened(path: str) -> tuple[str, str]:
+    """Give what is wrong and what mends it."""
     place = Path(path)
     if place.is_dir():
-        return "it is a folder"
+        return "it is a folder", "Name a file in it with --db."
     if not place.parent.exists():
-        return f"there is no folder {place.parent}"
-    return "the file, or one that SQLite keeps beside it, cannot be opened or made"
+        return f"there is no folder {place.parent}", "Make it first, or name another file with --db."
+    problem = "the file, or one that SQLite keeps beside it, cannot be opened or made"
+    return problem, "Change its permissions or name another file with --db."

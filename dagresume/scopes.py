@@ -395,6 +395,7 @@ class Feed:
         self.queued = self.given_up = self.shifted = False
         self.failures: dict[int, NodeFailure] = {}
         self.lost: set[int] = set()  # items that ended without a value
+        self._seen = bytearray(self.count)  # items of a streaming map that all of what is above has reached
         self.shared: dict[str, Any] = {}  # what all items receive, decoded once
         self.began = self.run.services.clock.monotonic()
         # what an item receives, in the order of the fingerprint: a digest, or the number of the list it is
@@ -565,6 +566,8 @@ class Feed:
 
     def lose(self, k: int, step: Step) -> None:
         """Item k has ended without a value, or never becomes ready; nor does what takes it below."""
+        if k in self.lost:
+            return  # two of the maps above say so
         self.lost.add(k)
         self.left -= 1
         for child in self.scope.streaming.get(self.vertex.index, ()):
@@ -592,8 +595,9 @@ class Feed:
         durable.
         """
         above = [each.cells[k] for each in self.lists if isinstance(each, Cells)]
-        if any(cell is None for cell in above):
+        if self._seen[k] or any(cell is None for cell in above):
             return
+        self._seen[k] = 1  # each of the maps above says that it has settled
         passed = self._passed(k)
         prior = self.run.snapshot.paths.get(f"{self.path}[{k}]")
         fingerprint = self._item(k)[1] if prior is not None or passed is not None else b""

@@ -193,10 +193,11 @@ async def finished(
             beginning = asyncio.ensure_future(begin(opened_engine))
             try:
                 await asyncio.wait([beginning])
-            finally:  # interrupted just now: a run that was begun is known by its id
+            except asyncio.CancelledError:  # a run that was begun all the same is to be told of
                 await asyncio.wait([beginning], timeout=GRACE)
                 if beginning.done() and beginning.exception() is None:
                     task = beginning.result()[1]
+                raise
             run_id, task = beginning.result()
             async with watch(opened_engine, run_id):
                 await asyncio.wait([task])

@@ -88,7 +88,11 @@ def main(
         folder.mkdir(parents=True, exist_ok=True)
         return play(Stage(folder.resolve()), resumes, kill_after, console)
     with TemporaryDirectory(prefix="dagresume-demo-") as temporary:
-        return play(Stage(Path(temporary).resolve()), resumes, kill_after, console)
+        code = play(Stage(Path(temporary).resolve()), resumes, kill_after, console)
+    console.print(
+        "   (the files were in a temporary folder and are gone; `dagresume demo FOLDER` keeps them)"
+    )
+    return code
 
 
 def play(stage: Stage, resumes: int, kill_after: int, console: Console) -> int:
@@ -110,7 +114,9 @@ def play(stage: Stage, resumes: int, kill_after: int, console: Console) -> int:
     console.print(plan_table(decisions))
     console.print(f"   in all: {totals(decisions)}\n")
 
-    console.print("[bold]3. The same command again[/]")
+    console.print(
+        "[bold]3. The same command again, in a new process[/]: it finds the run by its key and goes on"
+    )
     again = subprocess.run(
         stage.command, env=stage.environment, check=False, text=True, encoding="utf-8", capture_output=True
     )
