@@ -8,7 +8,7 @@ import json
 import secrets
 import uuid
 from array import array
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -59,7 +59,7 @@ from dagresume.events import (
     segments,
 )
 from dagresume.executor import Executor, LoopExecutor, ProcessExecutor, ThreadExecutor
-from dagresume.jobs import Services
+from dagresume.jobs import CURRENT, Services
 from dagresume.journal import Journal
 from dagresume.lease import Lease
 from dagresume.observe import failure_of
@@ -67,7 +67,7 @@ from dagresume.planner import Decision, plan, uncertain_paths
 from dagresume.policy import Limit
 from dagresume.pool import Pool
 from dagresume.processes import is_importing_main
-from dagresume.program import Program, inputs_text, to_reset
+from dagresume.program import Program, inputs_digest, inputs_text, to_reset
 from dagresume.results import Cell, Lazily, Outputs, RunResult, Stats, Stored
 from dagresume.scheduler import Run, start_ready
 from dagresume.scopes import item_failure
@@ -118,7 +118,8 @@ class RunHandle:
         """Wait for the run and give its result; raises as `Engine.run` does. A cancelled caller leaves the
         run alone.
         """
-        await asyncio.wait([self._task])
+        with self._engine._lent_slot():
+            await asyncio.wait([self._task])
         result = self._task.result()
         if raise_on_failure:
             _raise_if_bad(result)
@@ -219,6 +220,7 @@ class Engine:
             spill=self._spill,
             spill_bytes=self._spill_bytes if self._blobs else None,
             fail_fast=self._fail_fast,
+            grace=self._grace,
             debug=self._debug,
         )
         self._written = asyncio.Event()
@@ -298,7 +300,8 @@ class Engine:
         going on needs a person's word.
         """
         found = await self._begin(wf, inputs, key, window, fresh)
-        result = found if isinstance(found, RunResult) else await self._attend(found)
+        with self._lent_slot():
+            result = found if isinstance(found, RunResult) else await self._attend(found)
         if raise_on_failure:
             _raise_if_bad(result)
         return result
@@ -487,7 +490,7 @@ class Engine:
         run_id = _uuid7(self._clock.now())
         text = inputs_text(packed)
         facts: dict[str, Any] = {"codes": program.codes}
-        digest = codec.digest(text)
+        facts["inputs"] = {name: digest.hex() for name, (_, digest) in packed.items()}
         if self._blobs is not None and len(text) > self._spill_bytes:
             facts["inputs_blob"] = await self._spill(run_id, text)
             text = "{}"
@@ -501,7 +504,7 @@ class Engine:
             self._session,
             "manual",
             text,
-            digest,
+            inputs_digest(packed),
         )
         created = run_record(RUN_CREATED, self._clock.now(), None, **facts)
         outcome = await self._open_run(run, guard, [created], program.definition)
@@ -520,7 +523,7 @@ class Engine:
         loaded = await self._load(row.run_id)
         snapshot = Snapshot(loaded.records)
         stored = await self._inputs(loaded, snapshot)
-        if row.inputs_digest != codec.digest(inputs_text(packed)):
+        if row.inputs_digest != inputs_digest(packed):
             names = [n for n in {**stored, **packed} if stored.get(n, (0, 0))[1] != packed.get(n, (0, 0))[1]]
             raise InputsChanged(row.workflow, row.key or "", row.run_id, names)
         if row.status == RunStatus.COMPLETED:
@@ -555,7 +558,8 @@ class Engine:
             inputs = await self._inputs(loaded, snapshot)
             asked = retry if retry is None or isinstance(retry, str) else program.id_of(retry)
             run = await self._claim(loaded, program, snapshot, inputs, asked, changed)
-        result = await self._attend(run)
+        with self._lent_slot():
+            result = await self._attend(run)
         if raise_on_failure:
             _raise_if_bad(result)
         return result
@@ -643,6 +647,20 @@ class Engine:
 
     # -- attending to it ------------------------------------------------------------------------------
 
+    @contextlib.contextmanager
+    def _lent_slot(self) -> Iterator[None]:
+        """A body that waits for another run lends it its slot: else they could wait for each other."""
+        job = CURRENT.get()
+        if job is None or job.run.services is not self._services or job.task is not asyncio.current_task():
+            yield
+            return
+        self._pool.free += 1
+        self._start_soon()
+        try:
+            yield
+        finally:
+            self._pool.free -= 1
+
     async def _attend(self, run: Run) -> RunResult:
         """Wait for the end of a run; if the caller is cancelled, the run is interrupted first."""
         try:
@@ -666,14 +684,8 @@ class Engine:
         return self._live_result(run)
 
     async def _until_ended(self, run: Run) -> None:
-        """Wait for the end of a run; bodies that ignore their cancellation are left behind after the grace
-        time.
-        """
-        while not run.ended.done():
-            bound = None if run.stopping is None else self._grace + 1.0
-            await asyncio.wait([run.ended], timeout=bound if bound is not None else POLL)
-            if bound is not None and not run.ended.done():
-                run.leave_bodies()
+        """Wait for the end of a run; a cancelled caller waits with it."""
+        await asyncio.wait([run.ended])
 
     async def _last_words(self, run: Run) -> None:
         """The store failed the run: say so in it, if it can be written again."""
@@ -800,12 +812,15 @@ class Engine:
         return loaded
 
     async def _inputs(self, loaded: Loaded, snapshot: Snapshot) -> dict[str, tuple[str, bytes]]:
-        """Give a stored run's inputs, each packed as it was."""
+        """Give a stored run's inputs, each packed as it was, and the digests they were compared by."""
         text = loaded.row.inputs or "{}"
-        blob = loaded.records[0].facts.get("inputs_blob") if loaded.records else None
-        if blob is not None:
-            text = (await self._fetch(loaded.row.run_id, [Stored("its inputs", 0, b"", blob)]))[0]
-        return {name: (value, codec.digest(value)) for name, value in codec.members(text).items()}
+        facts = loaded.records[0].facts if loaded.records else {}
+        if "inputs_blob" in facts:
+            blob = Stored("its inputs", 0, b"", facts["inputs_blob"])
+            (text,) = await self._fetch(loaded.row.run_id, [blob])
+        digests = facts.get("inputs", {})
+        packed = codec.members(text)
+        return {name: (value, bytes.fromhex(digests.get(name, ""))) for name, value in packed.items()}
 
     async def _spill(self, run_id: str, text: str) -> str:
         assert self._blobs is not None

@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -40,6 +41,8 @@ __all__ = [
     "Values",
 ]
 
+CURRENT: ContextVar[Job | None] = ContextVar("dagresume_job", default=None)
+"""The job whose body is running."""
 LOG_LINES: Final = 1000  # an attempt keeps at most so many
 
 
@@ -55,6 +58,7 @@ class Services:
     spill: Callable[[str, str], Awaitable[str]]
     spill_bytes: int | None
     fail_fast: bool
+    grace: float
     debug: bool
 
 

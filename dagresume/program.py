@@ -14,7 +14,7 @@ from dagresume.planner import Vertex, uncertain_paths, vertices
 from dagresume.store import Definition
 from dagresume.workflow import Graph, nearest
 
-__all__ = ["Program", "inputs_text", "to_reset"]
+__all__ = ["Program", "inputs_digest", "inputs_text", "to_reset"]
 
 
 class Program:
@@ -40,15 +40,16 @@ class Program:
         return found[0] if found else str(getattr(function, "__name__", repr(function)))
 
     def pack_inputs(self, inputs: Mapping[str, Any]) -> dict[str, tuple[str, bytes]]:
-        """Give each run input packed in canonical form, with its digest."""
+        """Give each run input packed as it is, and the digest of its canonical form (dicts sorted)."""
         packed = {}
         for name in sorted(inputs):
+            types = self.input_types.get(name, codec.EMPTY)
             try:
-                text = codec.canonical(inputs[name], self.input_types.get(name, codec.EMPTY))
+                text, canonical = codec.pack(inputs[name], types), codec.canonical(inputs[name], types)
             except OutputNotSerializable as error:
                 place = f"input {name!r}{error.place[1:]}"
                 raise OutputNotSerializable(None, place, error.type_name, error.reason) from None
-            packed[name] = (text, codec.digest(text))
+            packed[name] = (text, codec.digest(canonical))
         return packed
 
 
@@ -58,6 +59,13 @@ def _compact(codes: Mapping[str, str]) -> dict[str, str]:
         return {}
     common = Counter(codes.values()).most_common(1)[0][0]
     return {"*": common} | {node: code for node, code in codes.items() if code != common}
+
+
+def inputs_digest(packed: Mapping[str, tuple[str, bytes]]) -> bytes:
+    """Give what run inputs are compared by."""
+    return codec.digest(
+        ",".join(f"{codec.pack(name)}:{digest.hex()}" for name, (_, digest) in packed.items())
+    )
 
 
 def inputs_text(packed: Mapping[str, tuple[str, bytes]]) -> str:

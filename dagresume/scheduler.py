@@ -38,7 +38,7 @@ from dagresume.errors import (
 )
 from dagresume.events import Record, RunStatus, Snapshot
 from dagresume.executor import Call, Executor
-from dagresume.jobs import Cells, Job, Opening, Raw, Services, Step
+from dagresume.jobs import CURRENT, Cells, Job, Opening, Raw, Services, Step
 from dagresume.observe import log, tell
 from dagresume.planner import NOT_STORABLE, RECONCILE, UNCERTAIN, Verdict, Vertex, decide
 from dagresume.policy import NOT_DONE, NodeFailure, Settled
@@ -122,6 +122,7 @@ class Run:
         self._fresh_budget, self._verbose = fresh_budget, log.verbose
         self._timeout = timeout
         self._deadline: Timer | None = None
+        self._last_call: asyncio.TimerHandle | None = None  # leaves bodies behind
         self._timers: dict[Job, Timer] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._executors = [services.executor(_executor_of(vertex)) for vertex in rules]
@@ -284,6 +285,7 @@ class Run:
 
     async def _drive(self, job: Job) -> None:
         job.entered = True
+        CURRENT.set(job)
         try:
             await self._attempt(job)
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -822,6 +824,7 @@ class Run:
             self.background(self._after_grace(grace))
         else:
             self._cancel_bodies()
+        self._last_call = self.loop.call_later(grace + self.services.grace + 1.0, self.leave_bodies)
         self.loop.call_soon(self._check)
 
     def _not_again(self, job: Job, reason: str) -> Record:
@@ -833,6 +836,8 @@ class Run:
         self.poisoned = True
         self._stop_timers()
         self._cancel_bodies()
+        if self._last_call is None:
+            self._last_call = self.loop.call_later(self.services.grace + 1.0, self.leave_bodies)
         self.loop.call_soon(self._check)
 
     def _stop_timers(self) -> None:
@@ -888,8 +893,9 @@ class Run:
 
     def _finish(self, status: RunStatus) -> None:
         self.status = status
-        if self._deadline is not None:
-            self._deadline.cancel()
+        for timer in (self._deadline, self._last_call):
+            if timer is not None:
+                timer.cancel()
         if not self.ended.done():
             self.ended.set_result(None)
 
