@@ -175,7 +175,6 @@ class Engine:
         )
         self._spill_bytes = spill_bytes
         self._registered: dict[tuple[str, str], Workflow] = {}
-        self._programs: dict[int, Program] = {}
         self._executors: dict[str, Executor] = {}
         self._runs: dict[str, Run] = {}
         self._tasks: set[asyncio.Task[RunResult]] = set()
@@ -694,6 +693,8 @@ class Engine:
         now = self._clock.now()
         records = []
         for path, failure in run.failures.items():
+            if failure.reason != "not_stored":
+                continue  # it was written before
             vertex = run.root.rules[run._places[segments(path)[0][0]]]
             kind = FAILED if vertex.idempotent else INTERRUPTED  # its effect may have happened
             facts = {"type": failure.type, "message": failure.message, "traceback": failure.traceback}
@@ -769,9 +770,9 @@ class Engine:
 
     def _program(self, wf: Workflow) -> Program:
         graph = wf.compiled
-        program = self._programs.get(id(graph))
+        program: Program | None = graph.program
         if program is None:
-            program = self._programs[id(graph)] = Program(graph)  # keeps the graph, so its id stays taken
+            program = graph.program = Program(graph)
         return program
 
     def _program_of(self, loaded: Loaded, *, force: bool = False) -> Program:
@@ -879,11 +880,15 @@ class Engine:
                     seen = now
 
     async def _open_letters(self) -> None:
-        for run_id, letter in await self._store.tail(self._letters_after, kinds=[CANCEL_REQUESTED]):
-            self._letters_after = letter.seq or self._letters_after
-            run = self._runs.get(run_id)
-            if run is not None and run.claimed_at and (letter.seq or 0) > run.claimed_at:
-                run.stop(RUN_CANCELLED, "cancelled", letter.facts.get("by", ""))
+        oldest = min((run.claimed_at for run in self._runs.values()), default=0)
+        after = max(self._letters_after, oldest)
+        while page := await self._store.tail(after, kinds=[CANCEL_REQUESTED]):
+            for run_id, letter in page:
+                after = letter.seq or after
+                run = self._runs.get(run_id)
+                if run is not None and run.claimed_at and after > run.claimed_at:
+                    run.stop(RUN_CANCELLED, "cancelled", letter.facts.get("by", ""))
+        self._letters_after = after
 
 
 # -- pieces ---------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
+from unicodedata import normalize
 
 from dagresume import codec
 from dagresume.definition import code_hashes, describe
@@ -91,7 +92,7 @@ def to_reset(program: Program, snapshot: Snapshot, retry: str | None) -> list[st
 def _target(program: Program, snapshot: Snapshot, path: str) -> tuple[str, int | None]:
     """Give the node and item a person named, or a DefinitionError if there is no such path."""
     try:
-        (target, index), *inner = segments(path)
+        (target, index), *inner = segments(normalize("NFC", path))
     except ValueError as error:
         raise DefinitionError(str(error)) from None
     if target not in program.by_id:

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
+from unicodedata import normalize
 
 from dagresume import codec
 from dagresume.errors import NoOutput
@@ -103,12 +104,13 @@ class Outputs(Mapping[str, Any]):
         return len(self._cells)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._cells
+        return isinstance(key, str) and normalize("NFC", key) in self._cells
 
     def __repr__(self) -> str:
         return f"<outputs of {', '.join(self._cells) or 'no node'}>"
 
     def __getitem__(self, path: str) -> Any:
+        path = normalize("NFC", path)  # as node ids are
         cell = self._cells.get(path)
         types = self._types.get(path, codec.EMPTY)
         if cell is None:

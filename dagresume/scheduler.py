@@ -427,7 +427,7 @@ class Run:
             self._without_values(job, error)
         elif job.reconcile:
             self._stays_uncertain(job, tell(job.path, job.attempt - 1, error, "reconcile_failed"))
-        elif unknown and not job.vertex.idempotent:
+        elif (unknown or _from_outside(job, error)) and not job.vertex.idempotent:
             self._stays_uncertain(job, tell(job.path, job.attempt, error, "abandoned"))
         elif self._tries_again(job, error):
             self._again_later(job, error)
@@ -1006,6 +1006,11 @@ def start_ready(pool: Pool, step: Step | None = None) -> None:
 def _limit(job: Job, scope: anyio.CancelScope, timeout: float) -> None:
     job.began = job.run.services.clock.monotonic()
     scope.deadline = anyio.current_time() + timeout
+
+
+def _from_outside(job: Job, error: BaseException) -> bool:
+    """Say whether somebody else cancelled the task of a body: its effect may have happened."""
+    return isinstance(error, asyncio.CancelledError) and job.task is not None and job.task.cancelling() > 0
 
 
 def _asked_to_wait(error: BaseException) -> float:

@@ -532,6 +532,7 @@ class Graph:
         )
         self.output: int | None = self._output(wf.output)
         self._networkx: nx.DiGraph[Any] | None = None
+        self.program: Any = None  # what an engine makes of it, once
 
     def __len__(self) -> int:
         return len(self.ids)

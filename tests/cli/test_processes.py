@@ -122,7 +122,7 @@ def test_a_signal_interrupts_the_run_within_seconds_and_exits_130(
     assert time.monotonic() - began < 12
     assert f"of {workflow}: interrupted (its process was asked to stop)" in out
     assert err.startswith("interrupting: ")
-    assert "Traceback" not in err
+    assert "Traceback" not in err, err
     run = cli("list --json").json[0]
     assert run["status"] == "interrupted"
     command = "resume" if workflow == "wf" else "retry"  # the others are not idempotent
