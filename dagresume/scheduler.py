@@ -653,8 +653,8 @@ class Run:
             return None  # skipped or failed
         if isinstance(out, Raw):
             return out.value
-        if out.cells and isinstance(out.cells[0], Raw):
-            return [cell.value for cell in out.cells]
+        if scope.rules[source.place].pure:  # what was handed on uncalled is packed all the same
+            return [cell.value if isinstance(cell, Raw) else codec.unpack(cell) for cell in out.cells]
         return self._unpack(scope, source.place, codec.unpack_many, out.cells)
 
     def _unpack(

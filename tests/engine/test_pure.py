@@ -299,3 +299,24 @@ def test_a_long_chain_of_pure_nodes_is_made_again_without_recursion() -> None:
         return await home.resume(wf, run_id)
 
     assert asyncio.run(both())[a] == 1500
+
+
+async def test_a_pure_map_hands_on_what_it_is_not_called_with(home: Home, calls: Calls) -> None:
+    wf = Workflow("mixed", idempotent=True)
+    listing(wf, [1, None, 2])
+
+    @wf.node(for_each={"x": "items"})
+    async def first(x: int | None) -> int | None:
+        return x
+
+    @wf.node(for_each={"x": "first"}, checkpoint=False)
+    async def second(x: int) -> int:
+        calls.began(f"second {x}")
+        return x * 10
+
+    @wf.node
+    async def join(second: list[int | None]) -> list[int | None]:
+        return second
+
+    assert (await home.run(wf))["join"] == [10, None, 20]
+    assert dict(calls) == {"second 1": 1, "second 2": 1}
