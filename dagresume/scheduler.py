@@ -291,6 +291,8 @@ class Run:
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
         except BaseException as error:  # the engine itself is wrong: say so rather than hang
+            if self.ended.done():
+                return
             self._release(job)
             self.error = self.error or error
             self.abort()
@@ -300,7 +302,6 @@ class Run:
                 self._check()
 
     async def _attempt(self, job: Job) -> None:
-        vertex, data = job.vertex, None
         try:
             if self._to_load(job):
                 await self._load(job)
@@ -310,24 +311,35 @@ class Run:
             if self.services.debug and job.feed is not None:
                 self._check_shared(job)
         except BaseException as error:
+            if job not in self.live:
+                raise  # it was left behind: whatever it still does is nobody's business
             if job.feed is not None and self.services.debug:
                 job.feed.shared.clear()  # it may have changed it before it failed
             self._threw(job, error)
             if _is_ctrl_c(job, error):
                 raise
             return
+        if job not in self.live:
+            return
         if result is NOT_DONE and job.reconcile:
             self._start_over(job)
             return
         took = job.took()
+        self._returned(
+            job, result, took, await self._shelve(job, result) if self._is_big(job, result) else None
+        )
+
+    def _is_big(self, job: Job, result: Any) -> bool:
         limit = self.services.spill_bytes
-        if not vertex.pure and limit is not None and len(result) > max(limit, len("null")):
-            try:
-                data = {"blob": await self._spill(result)}
-            except Exception as error:  # the work is done and cannot be kept: as with a failed commit
-                self.failures[job.path] = tell(job.path, job.attempt, error, "not_stored")
-                raise
-        self._returned(job, result, took, data)
+        return not job.vertex.pure and limit is not None and len(result) > max(limit, len("null"))
+
+    async def _shelve(self, job: Job, text: str) -> dict[str, Any]:
+        """Put a big output into a blob."""
+        try:
+            return {"blob": await self._spill(text)}
+        except Exception as error:  # the work is done and cannot be kept: as with a failed commit
+            self.failures[job.path] = tell(job.path, job.attempt, error, "not_stored")
+            raise
 
     async def _spill(self, text: str) -> str:
         """Put a big output into a blob. The run's cancellation waits for it: the work is done and paid."""
