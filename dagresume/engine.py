@@ -81,6 +81,7 @@ from dagresume.store import (
     Holder,
     Inbox,
     Loaded,
+    LogLine,
     MemoryStore,
     NewRun,
     Outcome,
@@ -420,6 +421,11 @@ class Engine:
                 return
             if not page:
                 await anyio.sleep(POLL)
+
+    async def logs(self, run_id: str, *, after: int = 0, limit: int = 1000) -> list[tuple[int, LogLine]]:
+        """Give (number, line) of what the nodes of a run logged, in order, those after a number."""
+        await self._load(run_id)
+        return await self._store.logs(run_id, after=after, limit=limit)
 
     async def cancel(self, run_id: str, by: str = "") -> None:
         """Cancel a run: at once if this engine drives it or nobody does, else by a letter to its owner."""

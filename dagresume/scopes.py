@@ -274,7 +274,7 @@ class Scope:
         self.feeds[vertex.index] = feed
         step.records.append(feed.start_record())
         prior = self.run.snapshot.paths.get(feed.path)
-        if (prior is not None or vertex.chained) and not vertex.pure:
+        if vertex.chained or (prior is not None and not vertex.pure):
             feed.resume(step, self.run.snapshot.counts.get(feed.path, 0))
         self._stream_children(vertex)
         if feed.left:
@@ -447,7 +447,7 @@ class Feed:
         """Match the items with what an earlier process has done of this map: by digest and occurrence, then
         by place.
         """
-        paths = self.run.snapshot.paths
+        paths = {} if self.vertex.pure else self.run.snapshot.paths  # a pure map keeps nothing
         self.todo = deque()
         fingerprints = [self._item(k)[1] for k in range(self.count)]
         priors = [paths.get(f"{self.path}[{k}]") for k in range(max(self.count, former_count))]
@@ -599,7 +599,7 @@ class Feed:
             return
         self._seen[k] = 1  # each of the maps above says that it has settled
         passed = self._passed(k)
-        prior = self.run.snapshot.paths.get(f"{self.path}[{k}]")
+        prior = None if self.vertex.pure else self.run.snapshot.paths.get(f"{self.path}[{k}]")
         fingerprint = self._item(k)[1] if prior is not None or passed is not None else b""
         if prior is not None and prior.kind == ev.COMPLETED and prior.input == fingerprint:
             self.settled(k, _cell(prior), prior.digest or bytes(16), step)

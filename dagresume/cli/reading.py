@@ -283,7 +283,7 @@ def logs(
 
 async def _logged(engine: Engine, run_id: str) -> list[LogLine]:
     found: list[tuple[int, LogLine]] = []
-    while page := await engine._store.logs(run_id, after=found[-1][0] if found else 0):
+    while page := await engine.logs(run_id, after=found[-1][0] if found else 0):
         found += page
     return [one for _, one in found]
 
