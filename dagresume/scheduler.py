@@ -220,6 +220,7 @@ class Run:
             self.stopping = (ev.RUN_INTERRUPTED, "not_opened", "")
             for job in step.begins:
                 self._release(job)
+            self._finish(RunStatus.INTERRUPTED)
 
     def delivered(self, step: Step, outcome: Outcome) -> None:
         """Learn what became of a unit: begin what it unlocked."""

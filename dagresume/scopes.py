@@ -293,7 +293,9 @@ class Scope:
         step = Step(self.run, [])
         try:
             for i in self._to_load(vertex):
-                (self.out[i],) = await self.run.services.fetch(self.run.run_id, [self.out[i]])
+                cell = self.out[i]
+                if isinstance(cell, Stored):  # nobody else has read it meanwhile
+                    (self.out[i],) = await self.run.services.fetch(self.run.run_id, [cell])
         except StoreError as error:
             self.run.cannot_load(error)
             self.fail(vertex.index, step, Settled.OPEN_QUESTION)

@@ -144,7 +144,7 @@ def _any(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
             inner,
             st.dictionaries(st.sampled_from(["x", "$dr"]), inner),
         )
-        | st.builds(ItemFailure, text, text, text, st.integers(1, 9))
+        | st.builds(ItemFailure, text, text, text)
     )
 
 
