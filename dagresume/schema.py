@@ -139,6 +139,17 @@ def examine(conn: sqlite3.Connection, path: str, adopt: bool) -> int:
 
     Raises StoreCorrupt for what is not ours to write to and SchemaTooNew for what a newer dagresume wrote.
     """
+    if conn.in_transaction:
+        return _examined(conn, path, adopt)
+    conn.execute("BEGIN")  # one view of it: somebody else may be making the tables just now
+    try:
+        return _examined(conn, path, adopt)
+    finally:
+        if conn.in_transaction:
+            conn.execute("COMMIT")
+
+
+def _examined(conn: sqlite3.Connection, path: str, adopt: bool) -> int:
     names = {name for (name,) in conn.execute("SELECT name FROM sqlite_master")}
     if "dagresume_meta" not in names:
         _refuse_crumbs(path)
