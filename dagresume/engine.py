@@ -274,7 +274,11 @@ class Engine:
         asyncio.get_running_loop().call_soon(start_ready, self._pool)
 
     def register(self, workflow: Workflow) -> None:
-        """Let stored runs of this workflow (name and version) be resumed by this engine."""
+        """Let stored runs of this workflow (name and version) be resumed by this engine.
+
+        It is checked and its code hashes are taken now; a DefinitionError says what is wrong with it.
+        """
+        self._program(workflow)
         self._registered[workflow.name, workflow.version] = workflow
 
     # -- running --------------------------------------------------------------------------------------
