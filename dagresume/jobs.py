@@ -33,7 +33,6 @@ __all__ = [
     "Job",
     "Listing",
     "Opening",
-    "Place",
     "Raw",
     "Raws",
     "Services",
@@ -95,14 +94,6 @@ class Driver(Protocol):
     def hand_over(self, step: Step) -> None: ...
     def delivered(self, step: Step, outcome: Outcome) -> None: ...
     def opened(self, step: Opening, outcome: Outcome) -> None: ...
-
-
-class Place(Protocol):
-    """The scope a job belongs to."""
-
-    prefix: str
-    out: list[Any]
-    gates: list[Gate | None]
 
 
 # -- values ---------------------------------------------------------------------------------------------

@@ -73,7 +73,6 @@ RECONCILE: Final = Verdict(Action.RUN, "reconcile")
 UNCERTAIN: Final = Verdict(Action.HOLD, "uncertain")
 FAILED_BEFORE: Final = Verdict(Action.RUN, "failed")
 HANDLED: Final = Verdict(Action.REUSE, "handled")
-RECOMPUTED: Final = Verdict(Action.RUN, "recomputed")
 
 
 @dataclass(slots=True, eq=False)
