@@ -952,7 +952,8 @@ def _store_error(outcome: Outcome) -> BaseException:
 
 
 def _last(loaded: Loaded) -> int:
-    return max((record.seq or 0 for record in loaded.records), default=0)
+    """Give the seq of a run's last record; a journal is loaded in its order."""
+    return (loaded.records[-1].seq or 0) if loaded.records else 0
 
 
 def _uuid7(microseconds: int) -> str:

@@ -747,10 +747,6 @@ class Run:
         prior = self.snapshot.paths.get(path)
         return 1 if prior is None else (prior.attempt or 0) + 1
 
-    def stored(self, prior: Record) -> Stored:
-        """Give where the output of a completed path lies."""
-        return Stored.of(prior)
-
     def reset(self, prior: Record, reason: str, step: Step) -> None:
         """Note that a completed path is to run again: its next attempt is another operation for the outside
         world.

@@ -188,7 +188,7 @@ class Scope:
         out: Any = UNMADE
         try:
             if not vertex.pure:
-                out = self._former_items(prior) if vertex.is_map else self.run.stored(prior)
+                out = self._former_items(prior) if vertex.is_map else Stored.of(prior)
         except CheckpointLost as error:
             self.run.cannot_load(error)
             self.settle(vertex.index, Settled.OPEN_QUESTION, step)
@@ -511,7 +511,7 @@ class Feed:
 
     def _adopt(self, k: int, prior: Record, step: Step) -> None:
         """Item k stood at another place of the list before; its output stays where it is."""
-        facts = json.dumps(prior.facts | {"seq": self.run.stored(prior).seq, "from": prior.path})
+        facts = json.dumps(prior.facts | {"seq": Stored.of(prior).seq, "from": prior.path})
         moved = prior._replace(
             path=f"{self.path}[{k}]", at=self.run.now(), reason=ev.MOVED, data=facts, seq=None
         )
