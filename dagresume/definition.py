@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from dagresume.codehash import code_hash
 from dagresume.policy import Retry
 from dagresume.store import Definition
+from dagresume.workflow import Approval, Loop, Sleep, WaitFor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from dagresume.workflow import Graph, Source
 
@@ -38,15 +39,24 @@ def describe(graph: Graph) -> Definition:
     No code, no captured value and no node's `version=` is in it: those are told from code hashes and
     fingerprints.
     """
-    nodes = [_described(graph, i) for i in range(len(graph))]
-    options = {
-        "idempotent": graph.idempotent,
-        "output": None if graph.output is None else graph.ids[graph.output],
-    }
-    told = {"workflow": graph.workflow, "version": graph.version, "options": options, "nodes": nodes}
+    told = _told(graph, False)
     text = json.dumps(told, ensure_ascii=False, separators=(",", ":"), check_circular=False)
-    kinds = tuple((node["id"], node["type"]) for node in nodes)
+    kinds = tuple((node["id"], node["type"]) for node in told["nodes"])
     return Definition(graph.workflow, graph.version, _identity(told), text, kinds)
+
+
+def _told(graph: Graph, enclosing: bool) -> dict[str, Any]:
+    """Give a graph as it is stored, with the graphs inside it; `enclosing`: the default of idempotent around
+    it.
+    """
+    default = enclosing if graph.idempotent is None else graph.idempotent
+    options = {
+        "idempotent": default,
+        "output": None if graph.output is None else graph.ids[graph.output],
+        **({"on_failure": graph.on_failure} if graph.on_failure else {}),
+    }
+    nodes = [_described(graph, i, default) for i in range(len(graph))]
+    return {"workflow": graph.workflow, "version": graph.version, "options": options, "nodes": nodes}
 
 
 def identity(text: str) -> bytes:
@@ -57,35 +67,66 @@ def identity(text: str) -> bytes:
 
 
 def _identity(told: Mapping[str, Any]) -> bytes:
+    return hashlib.sha256(json.dumps(_without_code(told), sort_keys=True).encode()).digest()[:16]
+
+
+def _without_code(told: Mapping[str, Any]) -> dict[str, Any]:
     nodes = [
-        {option: value for option, value in node.items() if option != "function"} for node in told["nodes"]
+        {
+            option: _without_code(value) if option == "body" else value
+            for option, value in node.items()
+            if option != "function"
+        }
+        for node in told["nodes"]
     ]
-    return hashlib.sha256(json.dumps({**told, "nodes": nodes}, sort_keys=True).encode()).digest()[:16]
+    return {**told, "nodes": nodes}
 
 
 _OPTIONS = ("concurrency", "tolerate", "timeout", "limit", "executor")
 _RETRY = ("attempts", "delay", "backoff", "max_delay", "jitter", "give_up_after")
 
 
-def _described(graph: Graph, i: int) -> dict[str, Any]:
+def _described(graph: Graph, i: int, default: bool) -> dict[str, Any]:
     """Give a node as it is stored: what is as usual is left out."""
     node, retry = graph.nodes[i], graph.nodes[i].retry or graph.retry
     feeds = [(b.parameter, b.source) for b in graph.bindings[i] if b.source.kind != "context"]
     told = {
         "id": node.id,
-        "type": "map" if node.for_each else "node",
-        "function": describe_callable(node.fn),
+        "type": node.type,
+        "function": None if node.fn is None else describe_callable(node.fn),
         "parents": [graph.ids[p] for p in graph.parents[i]],
         "parameters": {name: _source_told(graph, source) for name, source in feeds} or None,
         "for_each": dict(node.for_each) if node.for_each else None,
-        "idempotent": graph.idempotent if node.idempotent is None else node.idempotent,
-        "retry": None if retry == Retry() else _retry_told(retry),
+        "idempotent": default if node.idempotent is None else node.idempotent,
+        "retry": None if retry == Retry() or node.fn is None else _retry_told(retry),
         **{option: getattr(node, option) for option in _OPTIONS},
         "trigger": None if node.trigger == "none_failed" else node.trigger,
         "checkpoint": None if node.checkpoint else False,
-        "reconcile": None if node.reconcile is None else True,
+        **{name: True for name in ("when", "compensate", "reconcile") if getattr(node, name) is not None},
+        **_what_told(graph, i),
     }
+    if node.workflow is not None:
+        told["body"] = _told(graph.inner[id(node.workflow)], bool(told["idempotent"]))
     return {name: value for name, value in told.items() if value is not None}
+
+
+def _what_told(graph: Graph, i: int) -> dict[str, Any]:
+    """Give what is particular to a node that is more, or less, than a function."""
+    what = graph.nodes[i].what
+    if isinstance(what, Approval):
+        return {"prompt": what.prompt}
+    if isinstance(what, Sleep):
+        return {"seconds": what.seconds}
+    if isinstance(what, WaitFor):
+        return {"event": what.event}
+    if isinstance(what, Loop):
+        (initial,) = graph.sources[i]
+        return {
+            "initial": _source_told(graph, initial),
+            "state": what.state,
+            "max_iterations": what.max_iterations,
+        }
+    return {}
 
 
 def _retry_told(retry: Retry) -> dict[str, Any]:
@@ -103,7 +144,10 @@ def _source_told(graph: Graph, source: Source) -> str:
 
 def differences(before: str, after: str) -> list[str]:
     """Give what differs between two stored definitions, in words: nodes added, removed, options changed."""
-    old, new = json.loads(before), json.loads(after)
+    return _graph_changes(json.loads(before), json.loads(after))
+
+
+def _graph_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     was, now = ({node["id"]: node for node in told["nodes"]} for told in (old, new))
     found = []
     if old["version"] != new["version"]:
@@ -118,11 +162,14 @@ def differences(before: str, after: str) -> list[str]:
 
 
 def _changes(id_: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    return [
+    found = [
         f"node {id_}: {option} was {_shown(was.get(option))}, is {_shown(now.get(option))}"
         for option in {**was, **now}
-        if option != "function" and was.get(option) != now.get(option)
+        if option not in {"function", "body"} and was.get(option) != now.get(option)
     ]
+    if "body" in was and "body" in now and _without_code(was["body"]) != _without_code(now["body"]):
+        found += [f"in {id_}: {change}" for change in _graph_changes(was["body"], now["body"])]
+    return found
 
 
 def _shown(value: Any) -> str:
@@ -130,7 +177,16 @@ def _shown(value: Any) -> str:
 
 
 def code_hashes(graph: Graph) -> dict[str, str]:
-    """Give the code hash of every node's function, by node id."""
-    functions = {id(node.fn): node.fn for node in graph.nodes}
-    hashes = {key: code_hash(fn) for key, fn in functions.items()}
-    return {node.id: hashes[id(node.fn)] for node in graph.nodes}
+    """Give the code hash of every node's function, by node id; of an inner workflow's as `outer/inner`."""
+    return dict(_hashes(graph, "", {}))
+
+
+def _hashes(graph: Graph, prefix: str, known: dict[int, str]) -> Iterator[tuple[str, str]]:
+    for node in graph.nodes:
+        if node.fn is not None:
+            found = known.get(id(node.fn))
+            if found is None:
+                found = known[id(node.fn)] = code_hash(node.fn)
+            yield prefix + node.id, found
+        if node.workflow is not None:
+            yield from _hashes(graph.inner[id(node.workflow)], f"{prefix}{node.id}/", known)

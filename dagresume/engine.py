@@ -29,6 +29,7 @@ from dagresume.errors import (
     EngineClosed,
     InputsChanged,
     OwnershipError,
+    RolledBack,
     RunCancelled,
     RunFailed,
     RunInterrupted,
@@ -44,6 +45,7 @@ from dagresume.events import (
     COMPLETED,
     FAILED,
     INTERRUPTED,
+    LETTERS,
     RESET,
     RUN_CANCELLED,
     RUN_CLAIMED,
@@ -56,21 +58,21 @@ from dagresume.events import (
     Snapshot,
     node_record,
     run_record,
-    segments,
 )
 from dagresume.executor import Executor, LoopExecutor, ProcessExecutor, ThreadExecutor
+from dagresume.feeds import item_failure
 from dagresume.jobs import CURRENT, Services
 from dagresume.journal import Journal
 from dagresume.lease import Lease
+from dagresume.letters import decision, resolved, signal
 from dagresume.observe import failure_of
 from dagresume.planner import Decision, plan, uncertain_paths
-from dagresume.policy import Limit
+from dagresume.policy import Budget, Limit
 from dagresume.pool import Pool
 from dagresume.processes import is_importing_main
-from dagresume.program import Program, inputs_digest, inputs_text, to_reset
+from dagresume.program import Asked, Program, Wait, inputs_digest, inputs_text, to_reset
 from dagresume.results import Cell, Lazily, Outputs, RunResult, Stats, Stored
 from dagresume.scheduler import Run, start_ready
-from dagresume.scopes import item_failure
 from dagresume.sessions import this_session
 from dagresume.sqlite import SQLiteStore
 from dagresume.steady import to_its_end
@@ -91,13 +93,12 @@ from dagresume.store import (
     StoreFailed,
     Unit,
 )
-from dagresume.views import RunInfo, run_info, stored_as, wanted_statuses
+from dagresume.views import RunInfo, run_info, runs_function, stored_as, wanted_statuses
 from dagresume.workflow import Workflow
 
 __all__ = ["Engine", "RunHandle"]
 
 T = TypeVar("T")
-Wait = Literal["timers", "all", "none"]
 POLL: Final = 0.25  # seconds between two looks for letters from other processes
 
 
@@ -303,7 +304,7 @@ class Engine:
         RunInterrupted unless `raise_on_failure=False`; InputsChanged, VersionMismatch and UncertainNode where
         going on needs a person's word.
         """
-        found = await self._begin(wf, inputs, key, window, fresh)
+        found = await self._begin(wf, inputs, key, window, fresh, Asked(wait))
         with self._lent_slot():
             result = found if isinstance(found, RunResult) else await self._attend(found)
         if raise_on_failure:
@@ -320,7 +321,7 @@ class Engine:
         fresh: bool = False,
     ) -> RunHandle:
         """Do as `run` does, but return as soon as the run is durable; it goes on in the background."""
-        found = await self._begin(wf, inputs, key, window, fresh)
+        found = await self._begin(wf, inputs, key, window, fresh, Asked())
         if isinstance(found, RunResult):
             run_id, work = found.run_id, _given(found)
         else:
@@ -336,7 +337,7 @@ class Engine:
         run_id: str,
         *,
         force: bool = False,
-        budget: Any = None,
+        budget: Budget | None = None,
         wait: Wait = "timers",
         raise_on_failure: bool = True,
     ) -> RunResult:
@@ -346,13 +347,16 @@ class Engine:
         UncertainNode, VersionMismatch, RunLocked, WorkflowNotRegistered where that needs a person's word. A
         completed run gives its stored result; a cancelled one raises RunCancelled.
         """
-        return await self._go_on(run_id, force=force, raise_on_failure=raise_on_failure)
+        return await self._go_on(run_id, Asked(wait, force=force, budget=budget), raise_on_failure)
 
     async def retry(
         self,
         run_id: str,
         from_node: str | Callable[..., Any] | None = None,
         *,
+        only_changed: bool = False,
+        only_failed: bool = False,
+        code_changed: bool = False,
         force: bool = False,
         wait: Wait = "timers",
         raise_on_failure: bool = True,
@@ -363,8 +367,10 @@ class Engine:
         descendants, non-idempotent ones too; what encloses it is evaluated again. Reopens a completed or
         cancelled run.
         """
-        asked = "" if from_node is None else from_node
-        return await self._go_on(run_id, force=force, retry=asked, raise_on_failure=raise_on_failure)
+        asked = Asked(
+            wait, "" if from_node is None else from_node, only_changed, only_failed, code_changed, force
+        )
+        return await self._go_on(run_id, asked, raise_on_failure)
 
     # -- asking ---------------------------------------------------------------------------------------
 
@@ -456,6 +462,76 @@ class Engine:
         elif not isinstance(outcome, Committed):
             raise _store_error(outcome)
 
+    async def decide(
+        self,
+        run_id: str,
+        path: str | Callable[..., Any],
+        approve: bool = True,
+        by: str = "",
+        comment: str = "",
+    ) -> None:
+        """Record a person's word about an approval, or about a path that is held; runs nothing.
+
+        Durable when it returns. The run goes on within a second in the engine that drives it, else in one
+        with `wake=True`, else by `resume`. The first word wins: the same one again is accepted, another
+        raises AlreadyDecided. NotWaiting if nothing waits there.
+        """
+        path = self._path_of(path)
+        while True:
+            loaded = await self._load(run_id)
+            unit = decision(loaded, path, approve, by, comment, self._clock.now())
+            if unit is None or await self._post(run_id, unit):
+                return
+
+    async def signal(self, run_id: str, event: str, payload: Any = None) -> None:
+        """Tell a run that something happened: the first node that waits for this event takes it, now or
+        later.
+        """
+        loaded = await self._load(run_id)
+        await self._post(run_id, signal(loaded, event, payload, self._clock.now()))
+
+    async def resolve(
+        self,
+        run_id: str,
+        path: str | Callable[..., Any],
+        *,
+        output: Any = None,
+        failed: str | None = None,
+        by: str = "",
+    ) -> None:
+        """Say what an uncertain path did: it completed with `output`, or it `failed` for this reason.
+
+        Durable when it returns; `resume` goes on with it. NotWaiting if the path is not uncertain.
+        """
+        path = self._path_of(path)
+        while True:
+            loaded = await self._load(run_id)
+            if loaded.holder is not None and loaded.holder.alive:
+                raise RunLocked(run_id, str(loaded.holder), to_datetime(loaded.holder.started_at))
+            wf = self._registered.get((loaded.row.workflow, loaded.row.version))
+            vertex = None if wf is None else self._program(wf).body.at(path)
+            types = codec.EMPTY if vertex is None else vertex.types
+            idempotent = False if vertex is None else vertex.idempotent
+            now = self._clock.now()
+            if await self._post(run_id, resolved(loaded, path, output, failed, by, now, types, idempotent)):
+                return
+
+    async def _post(self, run_id: str, unit: Unit) -> bool:
+        """Write a letter and bring it to the run if this engine drives it; False if somebody was quicker."""
+        outcome = await self._journal.commit(unit)
+        if isinstance(outcome, Refused):
+            return False
+        if not isinstance(outcome, Committed):
+            raise _store_error(outcome)
+        run = self._runs.get(run_id)
+        if run is not None:
+            run.letter(unit.records[0]._replace(seq=outcome.seq, output=None))
+        return True
+
+    @staticmethod
+    def _path_of(path: str | Callable[..., Any]) -> str:
+        return path if isinstance(path, str) else str(getattr(path, "__name__", path))
+
     # -- beginning a run ------------------------------------------------------------------------------
 
     async def _begin(
@@ -465,6 +541,7 @@ class Engine:
         key: str | None,
         window: float | None,
         fresh: bool,
+        asked: Asked,
     ) -> Run | RunResult:
         self._check_open()
         program = self._program(wf)
@@ -478,10 +555,10 @@ class Engine:
             alive = newest is not None and (newest[1] is not None and newest[1].alive)
             if newest is None or (fresh and not alive) or self._is_free(newest[0], window):
                 begun: Run | RunResult | None = await self._create(
-                    program, packed, key, newest[0].run if newest else None
+                    program, packed, key, newest[0].run if newest else None, asked
                 )
             else:
-                begun = await self._take_up(program, packed, *newest)
+                begun = await self._take_up(program, packed, *newest, asked)
             if begun is not None:
                 return begun
 
@@ -494,7 +571,12 @@ class Engine:
         return status.final
 
     async def _create(
-        self, program: Program, packed: Mapping[str, tuple[str, bytes]], key: str | None, saw: int | None
+        self,
+        program: Program,
+        packed: Mapping[str, tuple[str, bytes]],
+        key: str | None,
+        saw: int | None,
+        asked: Asked,
     ) -> Run | None:
         run_id = _uuid7(self._clock.now())
         text = inputs_text(packed)
@@ -503,7 +585,7 @@ class Engine:
         if self._blobs is not None and len(text) > self._spill_bytes:
             facts["inputs_blob"] = await self._spill(run_id, text)
             text = "{}"
-        run = self._make(program, run_id, Snapshot(), packed)
+        run = self._make(program, run_id, Snapshot(), packed, asked)
         guard = NewRun(
             run_id,
             program.graph.workflow,
@@ -522,7 +604,12 @@ class Engine:
         return run
 
     async def _take_up(
-        self, program: Program, packed: Mapping[str, tuple[str, bytes]], row: RunRow, holder: Holder | None
+        self,
+        program: Program,
+        packed: Mapping[str, tuple[str, bytes]],
+        row: RunRow,
+        holder: Holder | None,
+        asked: Asked,
     ) -> Run | RunResult | None:
         """Go on with the newest run of a key, or give what it completed with."""
         if row.run_id in self._runs or (holder is not None and holder.alive):
@@ -539,18 +626,11 @@ class Engine:
             return self._stored_result(loaded)
         self._check_definition(loaded, program, force=False)
         try:
-            return await self._claim(loaded, program, snapshot, stored, None)
+            return await self._claim(loaded, program, snapshot, stored, asked)
         except RunLocked as locked:
             raise AlreadyRunning(locked.run_id, locked.holder, locked.since) from None
 
-    async def _go_on(
-        self,
-        run_id: str,
-        *,
-        force: bool = False,
-        retry: str | Callable[..., Any] | None = None,
-        raise_on_failure: bool = True,
-    ) -> RunResult:
+    async def _go_on(self, run_id: str, asked: Asked, raise_on_failure: bool = True) -> RunResult:
         run: Run | None = None
         while run is None:
             loaded = await self._load(run_id)
@@ -558,14 +638,11 @@ class Engine:
                 since = None if loaded.holder is None else to_datetime(loaded.holder.started_at)
                 raise RunLocked(run_id, str(loaded.holder or "this process"), since)
             snapshot = Snapshot(loaded.records)
-            if loaded.row.status == RunStatus.COMPLETED and not retry:
+            if self._is_over(loaded, snapshot, asked):
                 return self._stored_result(loaded)
-            if loaded.row.status == RunStatus.CANCELLED and retry is None:
-                raise RunCancelled(run_id, snapshot.cancel_by or "")
-            program = self._program_of(loaded, force=force)
-            changed = self._check_definition(loaded, program, force=force)
+            program = self._program_of(loaded, force=asked.force)
+            changed = self._check_definition(loaded, program, force=asked.force)
             inputs = await self._inputs(loaded, snapshot)
-            asked = retry if retry is None or isinstance(retry, str) else program.id_of(retry)
             run = await self._claim(loaded, program, snapshot, inputs, asked, changed)
         with self._lent_slot():
             result = await self._attend(run)
@@ -573,21 +650,32 @@ class Engine:
             _raise_if_bad(result)
         return result
 
+    def _is_over(self, loaded: Loaded, snapshot: Snapshot, asked: Asked) -> bool:
+        """Say whether there is nothing to go on with: the stored result is all there is."""
+        status = RunStatus(loaded.row.status)
+        if status is RunStatus.ROLLED_BACK:
+            raise RolledBack(loaded.row.run_id)
+        if status is RunStatus.CANCELLED and asked.retry is None:
+            raise RunCancelled(loaded.row.run_id, snapshot.cancel_by or "")
+        return status is RunStatus.COMPLETED and not (asked.retry or asked.code_changed)
+
     async def _claim(
         self,
         loaded: Loaded,
         program: Program,
         snapshot: Snapshot,
         inputs: Mapping[str, tuple[str, bytes]],
-        retry: str | None,
+        asked: Asked,
         changed: bool = False,
     ) -> Run | None:
         """Take a run over and decide all that can be decided, in one commit; None if it was written to
         meanwhile.
         """
         run_id, now = loaded.row.run_id, self._clock.now()
+        retry = asked.retry
+        retry = program.id_of(retry) if callable(retry) else retry
         if retry is None:
-            doubtful = uncertain_paths(program.by_id, snapshot)
+            doubtful = uncertain_paths(program.body, snapshot)
             if doubtful:
                 raise UncertainNode(run_id, doubtful)
         facts: dict[str, Any] = {"by": "resume" if retry is None else "retry"}
@@ -595,12 +683,16 @@ class Engine:
             facts["from"] = retry
         if program.codes != snapshot.codes:
             facts["codes"] = program.codes
-        records = [run_record(RUN_CLAIMED, now, None, **facts)]
+        if asked.budget is not None:
+            facts["budget"] = {"tokens": asked.budget.tokens, "cost": asked.budget.cost}
+        claimed = run_record(RUN_CLAIMED, now, None, **facts)
+        snapshot.budget = facts.get("budget", snapshot.budget)
+        records = [claimed]
         for path in to_reset(program, snapshot, retry):
             prior = snapshot.paths[path]
             records.append(node_record(RESET, path, prior.attempt, now, "asked"))
             snapshot.apply(records[-1])
-        run = self._make(program, run_id, snapshot, inputs)
+        run = self._make(program, run_id, snapshot, inputs, asked)
         guard = Claim(loaded.row.run, self._session, _last(loaded))
         outcome = await self._open_run(run, guard, records, program.definition if changed else None)
         if isinstance(outcome, Refused):
@@ -617,19 +709,25 @@ class Engine:
             raise RunLocked(loaded.row.run_id, str(refused.holder), since)
 
     def _make(
-        self, program: Program, run_id: str, snapshot: Snapshot, inputs: Mapping[str, tuple[str, bytes]]
+        self,
+        program: Program,
+        run_id: str,
+        snapshot: Snapshot,
+        inputs: Mapping[str, tuple[str, bytes]],
+        asked: Asked,
     ) -> Run:
         return Run(
             self._services,
-            program.rules,
-            program.graph.sources,
+            program.body,
             run_id=run_id,
             workflow=program.graph.workflow,
             session=self._session,
             snapshot=snapshot,
             inputs=inputs,
-            input_types=program.input_types,
             timeout=program.graph.timeout,
+            budget=program.graph.budget,
+            on_failure=program.graph.on_failure,
+            patience=asked.wait,
         )
 
     async def _open_run(
@@ -705,8 +803,9 @@ class Engine:
         for path, failure in run.failures.items():
             if failure.reason != "not_stored":
                 continue  # it was written before
-            vertex = run.root.rules[run._places[segments(path)[0][0]]]
-            kind = FAILED if vertex.idempotent else INTERRUPTED  # its effect may have happened
+            vertex = run.body.at(path)
+            idempotent = vertex is None or vertex.idempotent
+            kind = FAILED if idempotent else INTERRUPTED  # its effect may have happened
             facts = {"type": failure.type, "message": failure.message, "traceback": failure.traceback}
             records.append(node_record(kind, path, failure.attempt, now, "not_stored", **facts))
         records.append(run_record(RUN_FAILED if run.failures else RUN_INTERRUPTED, now, "not_stored"))
@@ -718,7 +817,7 @@ class Engine:
         waits, commits, began = run.waits, run.commits, run.began
         types = {vertex.id: vertex.types for vertex in run.rules}
         outputs = Outputs(
-            run.cells(), types, run.status_at, partial(self._fetch_now, run.run_id), run.parts()
+            run.cells(), types, run.status_at, partial(self._fetch_now, run.run_id), run.parts(), run.find
         )
         executed = set(run.executed)
 
@@ -745,7 +844,7 @@ class Engine:
             record = snapshot.paths.get(node["id"])
             if record is None or not node.get("checkpoint", True):
                 continue
-            if node["type"] == "map":
+            if "for_each" in node:
                 (cells if record.kind == COMPLETED else parts)[node["id"]] = _items(snapshot, record)
             elif record.kind == COMPLETED:
                 cells[node["id"]] = Stored.of(record)
@@ -755,21 +854,29 @@ class Engine:
             found = info.nodes.get(path)
             return None if found is None else found.status
 
-        maps = {node["id"] for node in graph["nodes"] if node["type"] == "map"}
         reused = Lazily(
-            lambda: [p for p, r in snapshot.paths.items() if r.kind == COMPLETED and p not in maps]
+            lambda: [p for p, r in snapshot.paths.items() if r.kind == COMPLETED and runs_function(graph, p)]
         )
+        body = None if known is None else self._program(known).body
+
+        def find(path: str) -> tuple[Cell, codec.Types] | None:
+            record = snapshot.paths.get(path)
+            vertex = None if body is None else body.at(path)
+            if record is None or record.kind != COMPLETED or (vertex is not None and vertex.pure):
+                return None
+            return Stored.of(record), codec.EMPTY if vertex is None else vertex.types
+
         return RunResult(
             loaded.row.run_id,
             loaded.row.workflow,
             info.status,
             info.reason,
-            Outputs(cells, types, status, partial(self._fetch_now, loaded.row.run_id), parts),
+            Outputs(cells, types, status, partial(self._fetch_now, loaded.row.run_id), parts, find),
             dict(info.failures),
             [],
             reused,
             Stats(0, 0.0, array("d")),
-            {} if known is None else {id(node.fn): node.id for node in known.nodes.values()},
+            {} if known is None else {id(n.fn): n.id for n in known.nodes.values() if n.fn is not None},
         )
 
     # -- what runs need -------------------------------------------------------------------------------
@@ -892,12 +999,12 @@ class Engine:
     async def _open_letters(self) -> None:
         oldest = min((run.claimed_at for run in self._runs.values()), default=0)
         after = max(self._letters_after, oldest)
-        while page := await self._store.tail(after, kinds=[CANCEL_REQUESTED]):
+        while page := await self._store.tail(after, kinds=LETTERS):
             for run_id, letter in page:
                 after = letter.seq or after
                 run = self._runs.get(run_id)
                 if run is not None and run.claimed_at and after > run.claimed_at:
-                    run.stop(RUN_CANCELLED, "cancelled", letter.facts.get("by", ""))
+                    run.letter(letter)
         self._letters_after = after
 
 

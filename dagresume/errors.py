@@ -34,6 +34,7 @@
     │   ├── VersionMismatch
     │   ├── UncertainNode
     │   ├── AttemptsExhausted
+    │   ├── RolledBack
     │   └── WorkflowNotRegistered
     ├── DecisionError
     │   ├── NotWaiting
@@ -383,7 +384,8 @@ class UncertainNode(RecoveryRefused):
         shown = ", ".join(self.paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
         super().__init__(
             f"run {run_id}: nobody knows whether {shown} took effect (started, not known to have ended, not"
-            f" idempotent). Look, then run it again: `dagresume retry {run_id}`; or give the node a"
+            f" idempotent). Look, then say what it did: `dagresume resolve {run_id} {self.paths[0]}"
+            f" --output … | --failed …`; or run it again: `dagresume retry {run_id}`; or give the node a"
             " reconcile= that can tell."
         )
 
@@ -396,6 +398,17 @@ class AttemptsExhausted(RecoveryRefused):
         super().__init__(
             f"run {run_id} was resumed automatically {attempts} times. Find out why it keeps stopping, then"
             f" `dagresume resume {run_id}`"
+        )
+
+
+class RolledBack(RecoveryRefused):
+    """What the run had done was undone, so there is nothing to go on with; `.run_id`."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        super().__init__(
+            f"run {run_id} was rolled back: what it had done is undone. Start a new run, or fork it:"
+            f" `dagresume fork {run_id}`"
         )
 
 

@@ -94,6 +94,11 @@ CANCELLED: Final = "node.cancelled"
 RESET: Final = "node.reset"
 WITHDRAWN: Final = "node.withdrawn"
 WAITING: Final = "node.waiting"
+COMPENSATED: Final = "node.compensated"
+DECIDED: Final = "node.decided"
+RESOLVED: Final = "node.resolved"
+UNDO_STARTED: Final = "undo.started"
+UNDO_FAILED: Final = "undo.failed"
 
 _EXACT: Final[Mapping[str, tuple[NodeStatus, str]]] = {
     STARTED: (NodeStatus.RUNNING, "running"),
@@ -105,6 +110,7 @@ _EXACT: Final[Mapping[str, tuple[NodeStatus, str]]] = {
     RESET: (NodeStatus.PENDING, "pending"),
     WITHDRAWN: (NodeStatus.PENDING, "pending"),
     WAITING: (NodeStatus.WAITING, "running"),
+    COMPENSATED: (NodeStatus.COMPENSATED, "skipped"),
 }
 
 RUN_CREATED: Final = "run.created"
@@ -115,7 +121,12 @@ RUN_COMPLETED: Final = "run.completed"
 RUN_FAILED: Final = "run.failed"
 RUN_INTERRUPTED: Final = "run.interrupted"
 RUN_CANCELLED: Final = "run.cancelled"
+RUN_ROLLING_BACK: Final = "run.rolling_back"
+RUN_ROLLED_BACK: Final = "run.rolled_back"
 CANCEL_REQUESTED: Final = "run.cancel_requested"
+SIGNALLED: Final = "run.signalled"
+LETTERS: Final = (CANCEL_REQUESTED, DECIDED, RESOLVED, SIGNALLED)
+"""What anybody may append to a run: its owner acts on it, or whoever takes it up next."""
 
 _RUN_STATUS: Final[Mapping[str, RunStatus]] = {
     RUN_CREATED: RunStatus.RUNNING,
@@ -126,11 +137,16 @@ _RUN_STATUS: Final[Mapping[str, RunStatus]] = {
     RUN_FAILED: RunStatus.FAILED,
     RUN_INTERRUPTED: RunStatus.INTERRUPTED,
     RUN_CANCELLED: RunStatus.CANCELLED,
+    RUN_ROLLING_BACK: RunStatus.ROLLING_BACK,
+    RUN_ROLLED_BACK: RunStatus.ROLLED_BACK,
 }
 MOVED: Final = (
     "moved"  # reason: an item stands at another place of its list now; its output stays where it was
 )
 RETRY: Final = "retry"  # reason of a failed attempt that is tried again by itself at data.retry_at
+UNDO_FAILED_REASON: Final = "compensation_failed"
+CONDITION: Final = "condition"  # reason of a skip: `when=` said no
+HELD: Final = "held"  # reason of a wait: completed, its input changed, not idempotent; data.kept: its output
 
 
 def r5_word(kind: str) -> str | None:
@@ -169,21 +185,42 @@ def projection(record: Record) -> dict[str, Any] | None:
     """
     status = _RUN_STATUS.get(record.kind)
     if status is None:
-        return None
+        return {"wake_at": record.at} if record.kind in _WAKING else None
     columns: dict[str, Any] = {"status": status.value, "reason": record.reason, "updated_at": record.at}
     if record.kind in {RUN_CLAIMED, RUN_REVIVED}:
         columns |= {"finished_at": None, "wake_at": None, "holds_key": 1}
     elif status is not RunStatus.RUNNING:
-        columns["finished_at"] = None if status is RunStatus.WAITING else record.at
-        columns["wake_at"] = record.facts.get("wake_at")
+        facts = record.facts
+        columns["finished_at"] = None if status in _UNFINISHED else record.at
+        columns["wake_at"] = facts.get("wake_at")
+        if "usage" in facts:
+            columns["usage"] = json.dumps(facts["usage"])
         if status in {RunStatus.CANCELLED, RunStatus.ROLLED_BACK}:
             columns["holds_key"] = 0
     return columns
 
 
+_WAKING: Final = frozenset({DECIDED, RESOLVED, SIGNALLED})
+_UNFINISHED: Final = frozenset({RunStatus.WAITING, RunStatus.ROLLING_BACK})
+_KEPT: Final = frozenset({RunStatus.RUNNING, RunStatus.ROLLING_BACK})
+
+
 def releases(record: Record) -> bool:
-    """Say whether the owner lets go of the run with this record, if it is the owner who writes it."""
-    return _RUN_STATUS.get(record.kind, RunStatus.RUNNING) is not RunStatus.RUNNING
+    """Say whether the owner lets go of the run with this record, if it is the owner who writes it.
+
+    One that rolls back keeps it, until it says that not everything could be undone.
+    """
+    return _RUN_STATUS.get(record.kind, RunStatus.RUNNING) not in _KEPT or (
+        record.kind == RUN_ROLLING_BACK and record.reason == UNDO_FAILED_REASON
+    )
+
+
+def unread(record: Record) -> int | None:
+    """Give the seq of the last letter the owner has read, if it lets go of the run to wait with this record.
+
+    A letter that came after it wakes the run at once.
+    """
+    return record.facts.get("read", 0) if record.kind == RUN_WAITING else None
 
 
 class Event(NamedTuple):
@@ -253,6 +290,14 @@ def enclosing(path: str) -> list[str]:
     return found
 
 
+_NOTES: Final[Mapping[str, str]] = {
+    DECIDED: "decisions",
+    RESOLVED: "resolutions",
+    UNDO_STARTED: "undone",
+    UNDO_FAILED: "undone",
+}
+
+
 # -- the fold -------------------------------------------------------------------------------------------
 
 
@@ -261,24 +306,35 @@ class Snapshot:
 
     `paths` holds the last record with a status of every path that has one. `generations` counts how often a
     completed path was reset; `before` the attempts a path had used up when a person last gave a fresh retry
-    budget.
+    budget. `decisions` and `resolutions` are the last letter of each path, `signals` those that no wait has
+    taken, by seq; `read` is the seq of the last letter. `used` is what all attempts used up, `budget` what a
+    person set. `permitted`: nodes of which a person said that they run again if their input changes ("*":
+    all). `undone`: the last record of every undo that was begun.
     """
 
     __slots__ = (
         "before",
+        "budget",
         "cancel_by",
         "claims",
         "codes",
         "counts",
+        "decisions",
         "fresh_seq",
         "generations",
         "last_seq",
         "paths",
+        "permitted",
+        "read",
         "reason",
         "recoveries",
+        "resolutions",
+        "signals",
         "started_at",
         "status",
         "status_at",
+        "undone",
+        "used",
     )
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
@@ -293,6 +349,14 @@ class Snapshot:
         self.last_seq = self.fresh_seq = 0
         self.claims = self.recoveries = 0
         self.cancel_by: str | None = None
+        self.decisions: dict[str, Record] = {}
+        self.resolutions: dict[str, Record] = {}
+        self.signals: dict[int, Record] = {}
+        self.used: dict[str, float] = {}
+        self.budget: dict[str, float | None] | None = None
+        self.permitted: frozenset[str] = frozenset()
+        self.read = 0
+        self.undone: dict[str, Record] = {}
         self.fold(records)
 
     def fold(self, records: Iterable[Record]) -> None:
@@ -302,6 +366,8 @@ class Snapshot:
         for record in records:
             if record.kind == COMPLETED:
                 paths[record.path] = record  # type: ignore[index]  # a node's record has a path
+                if record.data is not None:
+                    self._note(record)
             else:
                 self.apply(record)
         if record is not None and record.seq is not None:
@@ -313,6 +379,21 @@ class Snapshot:
             self._apply_to_run(record)
         elif record.status is not None:
             self._apply_to_path(record.path, record)
+            if record.data is not None and record.kind in {COMPLETED, FAILED}:
+                self._note(record)
+        elif record.kind in _NOTES:
+            notes: dict[str, Record] = getattr(self, _NOTES[record.kind])
+            notes[record.path] = record
+            if record.kind in LETTERS:
+                self.read = record.seq or self.read
+
+    def _note(self, record: Record) -> None:
+        """Note what an attempt used up, and which signal a wait has taken."""
+        facts = record.facts
+        for name, amount in facts.get("usage", {}).items():
+            self.used[name] = self.used.get(name, 0) + amount
+        if "signal" in facts:
+            self.signals.pop(facts["signal"], None)
 
     def _apply_to_path(self, path: str, record: Record) -> None:
         previous = self.paths.get(path)
@@ -326,8 +407,12 @@ class Snapshot:
         self.paths[path] = record
 
     def _apply_to_run(self, record: Record) -> None:
-        if record.kind == CANCEL_REQUESTED:
-            self.cancel_by = record.facts.get("by", "")
+        if record.kind in LETTERS:
+            self.read = record.seq or self.read
+            if record.kind == CANCEL_REQUESTED:
+                self.cancel_by = record.facts.get("by", "")
+            else:
+                self.signals[record.seq or 0] = record
             return
         status = _RUN_STATUS.get(record.kind)
         if status is None:
@@ -335,15 +420,20 @@ class Snapshot:
         self.status, self.reason, self.status_at = status, record.reason, record.at
         if record.kind == RUN_CREATED:
             self.started_at = record.at
-            self.codes.update(record.facts.get("codes", {}))
+            self._set_rules(record.facts)
         elif record.kind == RUN_CLAIMED:
             facts = record.facts
             self.claims += 1
             self.cancel_by = None
-            self.codes.update(facts.get("codes", {}))
+            self._set_rules(facts)
             if not facts.get("automatic"):
                 self.fresh_seq = record.seq or 0
                 self.before.clear()
+
+    def _set_rules(self, facts: Mapping[str, Any]) -> None:
+        self.codes = facts.get("codes", self.codes)
+        self.budget = facts.get("budget", self.budget)
+        self.permitted |= frozenset(facts.get("permitted", ()))
 
     def attempts_used(self, path: str) -> int:
         """Give how many tries this path has used up of its present retry budget."""

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from dagresume import codec
 from dagresume import events as ev
@@ -19,17 +20,18 @@ from dagresume.events import Record, Snapshot
 from dagresume.executor import Call, Executor
 from dagresume.journal import Entry, Journal
 from dagresume.observe import log
-from dagresume.planner import Verdict, Vertex
+from dagresume.planner import Vertex
 from dagresume.policy import NodeFailure
 from dagresume.pool import Gate, Pool, Source
 from dagresume.results import Stored
 from dagresume.store import Claim, Committed, LogLine, NewRun, Outcome, Owned
-from dagresume.workflow import Source as Origin
 
 __all__ = [
+    "OPEN",
     "UNMADE",
     "Cells",
     "Driver",
+    "Input",
     "Job",
     "Listing",
     "Opening",
@@ -42,6 +44,7 @@ __all__ = [
 
 CURRENT: ContextVar[Job | None] = ContextVar("dagresume_job", default=None)
 """The job whose body is running."""
+OPEN: Final = 255  # in Scope.state: not settled
 LOG_LINES: Final = 1000  # an attempt keeps at most so many
 
 
@@ -67,26 +70,30 @@ class Driver(Protocol):
     run_id: str
     services: Services
     snapshot: Snapshot
-    inputs: Mapping[str, tuple[str, bytes]]
-    input_types: Mapping[str, codec.Types]
-    input_digests: dict[str, bytes]
-    origins: Sequence[Sequence[Origin]]
+    gates: dict[Vertex, Gate | None]
     failures: dict[str, NodeFailure]
-    held: list[str]
+    inner: dict[str, Any]
     uncertain: list[str]
     lost: list[Exception]
     log_lines: deque[LogLine]
     progress: dict[str, tuple[float, float | None]]
-    stopping: tuple[str, str, str] | None
+    stopping: tuple[str, str | None, str] | None
     poisoned: bool
     owned: Owned
     waiting: int
 
     def now(self) -> int: ...
+    def later(self, *what: Any) -> None: ...
+    def advance(self, step: Step) -> None: ...
     def next_attempt(self, path: str) -> int: ...
     def adopt_history(self, job: Job) -> None: ...
     def reset(self, prior: Record, reason: str, step: Step) -> None: ...
-    def hold(self, path: str, prior: Record | None, verdict: Verdict, step: Step) -> None: ...
+    def await_word(
+        self, scope: Any, vertex: Vertex, path: str, prior: Record | None, step: Step, **what: Any
+    ) -> None: ...
+    def forgive(self, path: str) -> None: ...
+    def failure_at(self, path: str) -> NodeFailure: ...
+    def may_change(self, vertex: Vertex, path: str) -> bool: ...
     def fail(self, vertex: Vertex, path: str, error: Exception, step: Step) -> None: ...
     def cannot_load(self, error: Exception) -> None: ...
     def background(self, work: Coroutine[Any, Any, None]) -> None: ...
@@ -170,6 +177,14 @@ class Raws:
 Listing = Cells | Values | Raws
 
 
+class Input(NamedTuple):
+    """What a graph was given under one name: packed text, or as it is (`Raw`), its digest, its classes."""
+
+    cell: Any
+    digest: bytes
+    types: codec.Types
+
+
 # -- units ----------------------------------------------------------------------------------------------
 
 
@@ -189,6 +204,15 @@ class Step(Entry):
         self.arrivals: list[tuple[Any, int]] = []  # items of chained maps, likewise
         self.ends: ev.RunStatus | None = None
         self.timed = self.concludes = False  # timed: holds a checkpoint that is waited for
+
+    def annotate(self, path: str, facts: Mapping[str, Any]) -> bool:
+        """Add facts to the record in it that says that a path has completed; False if there is none."""
+        for place in range(len(self.records) - 1, -1, -1):
+            record = self.records[place]
+            if record.path == path and record.kind == ev.COMPLETED:
+                self.records[place] = record._replace(data=json.dumps(record.facts | dict(facts)))
+                return True
+        return False
 
     def delivered(self, outcome: Outcome) -> None:
         self.run.delivered(self, outcome)
@@ -221,7 +245,7 @@ class Job:
     of itself.
 
     `tries` counts against the retry budget, `attempt` is never reset. `again`: a pure node that is made
-    again.
+    again. `asking`: only its `when=` is asked, whether it runs at all.
     """
 
     run: Any
@@ -237,6 +261,7 @@ class Job:
     tries: int = 1
     generation: int = 0
     reconcile: bool = False
+    asking: bool = False
     again: bool = False
     began: float = 0.0
     lines: int = 0
@@ -261,7 +286,7 @@ class Job:
     @property
     def awaits_record(self) -> bool:
         """Whether it may begin only once its start record is durable (C2)."""
-        return not (self.vertex.idempotent or self.reconcile)
+        return not (self.vertex.idempotent or self.reconcile or self.asking)
 
     def start_record(self) -> Record:
         at = self.run.now() - (self.took() if self.began else 0)  # written late: say when it really began

@@ -22,13 +22,15 @@ from dagresume.events import (
     WITHDRAWN,
     Record,
     Snapshot,
+    enclosing,
     segments,
 )
 from dagresume.policy import Join, Retry, Settled, join
-from dagresume.workflow import Binding, Graph, Node, Source
+from dagresume.workflow import WAITS, Binding, Graph, Loop, Node, Source
 
 __all__ = [
     "Action",
+    "Body",
     "Decision",
     "Verdict",
     "Vertex",
@@ -36,7 +38,6 @@ __all__ = [
     "plan",
     "uncertain",
     "uncertain_paths",
-    "vertices",
 ]
 
 ABSENT: Final = bytes(16)
@@ -96,11 +97,27 @@ class Vertex:
     types: codec.Types
     salt: Any
     is_map: bool
+    body: Body | None
     received: tuple[Source, ...]
     value_parents: tuple[int, ...]
     source_parents: tuple[int, ...]
     only_parents: tuple[int, ...] | None
     chained: frozenset[int] = frozenset()
+
+    @property
+    def is_loop(self) -> bool:
+        """Whether it runs in rounds."""
+        return isinstance(self.node.what, Loop)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for time, a person or a signal, and runs nothing."""
+        return isinstance(self.node.what, WAITS)
+
+    @property
+    def runs_function(self) -> bool:
+        """Whether its own path, and not only one inside it, is that of a function."""
+        return not (self.is_map or self.is_loop or self.node.fn is None)
 
     @property
     def reconcilable(self) -> bool:
@@ -124,16 +141,59 @@ class Vertex:
         return state.digest()[:16]  # type: ignore[no-any-return]
 
 
-def vertices(graph: Graph) -> tuple[Vertex, ...]:
-    """Give the vertices of a graph, in its order."""
+class Body:
+    """A graph as it is run: of a workflow, or of one inside a node. Paths inside a node start with its own.
+
+    `origins` are the lists that maps take one by one, `sinks` the vertices that nothing comes after.
+    """
+
+    def __init__(self, graph: Graph, enclosing: bool = False) -> None:
+        idempotent = enclosing if graph.idempotent is None else graph.idempotent
+        self.workflow = graph.workflow
+        self.rules: tuple[Vertex, ...] = _vertices(graph, idempotent)
+        self.by_id = {vertex.id: vertex for vertex in self.rules}
+        self.origins: Sequence[Sequence[Source]] = graph.sources
+        self.input_types = {name: codec.types_of(*hints) for name, hints in graph.inputs.items()}
+        self.output = graph.output
+        self.sinks = tuple(vertex.index for vertex in self.rules if not vertex.children)
+
+    def at(self, path: str) -> Vertex | None:
+        """Give the vertex that a path is one of; None if there is no such node."""
+        try:
+            names = segments(path)
+        except ValueError:
+            return None
+        body: Body | None = self
+        vertex = None
+        for name, _ in names:
+            vertex = None if body is None else body.by_id.get(name)
+            if vertex is None:
+                return None
+            body = vertex.body
+        return vertex
+
+    def every(self) -> Iterator[Vertex]:
+        """Give the vertices here and of all bodies inside."""
+        for vertex in self.rules:
+            yield vertex
+            if vertex.body is not None:
+                yield from vertex.body.every()
+
+
+def _vertices(graph: Graph, idempotent: bool) -> tuple[Vertex, ...]:
     salts: dict[tuple[str, ...], Any] = {}
     types: dict[Any, codec.Types] = {}
     maps = {i for i, node in enumerate(graph.nodes) if node.for_each}
-    return tuple(_vertex(graph, i, maps, salts, types) for i in range(len(graph)))
+    return tuple(_vertex(graph, i, idempotent, maps, salts, types) for i in range(len(graph)))
 
 
 def _vertex(
-    graph: Graph, i: int, maps: set[int], salts: dict[tuple[str, ...], Any], types: dict[Any, Any]
+    graph: Graph,
+    i: int,
+    idempotent: bool,
+    maps: set[int],
+    salts: dict[tuple[str, ...], Any],
+    types: dict[Any, Any],
 ) -> Vertex:
     node, bindings = graph.nodes[i], graph.bindings[i]
     fed = [binding for binding in bindings if binding.source.kind != "context"]
@@ -148,6 +208,8 @@ def _vertex(
             found = types[returns] = codec.types_of(returns)
     except TypeError:  # an annotation that is not hashable
         found = codec.types_of(returns)
+    own = idempotent if node.idempotent is None else node.idempotent
+    body = None if node.workflow is None else Body(graph.inner[id(node.workflow)], own)
     return Vertex(
         index=i,
         id=node.id,
@@ -155,12 +217,15 @@ def _vertex(
         parents=graph.parents[i],
         children=graph.children[i],
         bindings=bindings,
-        idempotent=graph.idempotent if node.idempotent is None else node.idempotent,
+        idempotent=own,
         retry=node.retry or graph.retry,
-        types=found,
+        types=found if body is None else _given_types(body),
         salt=salt,
         is_map=bool(node.for_each),
-        chained=frozenset(s.place for s in graph.sources[i] if s.kind == "parent" and s.place in maps),
+        body=body,
+        chained=frozenset(s.place for s in graph.sources[i] if s.kind == "parent" and s.place in maps)
+        if node.for_each
+        else frozenset(),
         only_parents=_only_parents(graph, i),
         value_parents=tuple({b.source.place: None for b in fed if b.source.kind == "parent"}),
         source_parents=tuple(
@@ -172,7 +237,18 @@ def _vertex(
     )
 
 
+def _given_types(body: Body) -> codec.Types:
+    """Give the classes that the output of a workflow may hold: those of the nodes it comes from."""
+    giving = body.sinks if body.output is None else (body.output,)
+    types: dict[str, type] = {}
+    for place in giving:
+        types.update(body.rules[place].types)
+    return types or codec.EMPTY
+
+
 def _only_parents(graph: Graph, i: int) -> tuple[int, ...] | None:
+    if graph.nodes[i].what is not None:
+        return None
     if any(binding.source.kind != "parent" or binding.keyword for binding in graph.bindings[i]):
         return None
     return tuple(binding.source.place for binding in graph.bindings[i])
@@ -230,36 +306,56 @@ def handled(vertex: Vertex, rules: Sequence[Vertex], state: Mapping[str, Record]
     )
 
 
-def uncertain_paths(rules: Mapping[str, Vertex], snapshot: Snapshot, *, reconcile: bool = True) -> list[str]:
-    """Give the paths that stop a resume, in the order they began; those that can reconcile are left out."""
+def uncertain_paths(body: Body, snapshot: Snapshot, *, reconcile: bool = True) -> list[str]:
+    """Give the paths that stop a resume, in the order they began.
+
+    Left out are those that can reconcile, and those of which a person has said what they did.
+    """
     found = []
     for path, record in snapshot.paths.items():
-        if record.kind == COMPLETED:
+        if record.kind == COMPLETED or record.attempt is None:
             continue
-        vertex = _vertex_of(rules, path)
-        if vertex is None or not uncertain(record, vertex.idempotent):
+        vertex = body.at(path)
+        if vertex is None or not uncertain(record, vertex.idempotent) or not is_body(vertex, path):
             continue
-        if vertex.is_map and not path.endswith("]"):
-            continue  # the map itself is bookkeeping, its items are what ran
-        if (reconcile and vertex.reconcilable) or _is_settled(vertex, path, rules, snapshot):
+        if (
+            reconcile and (vertex.reconcilable or resolution(path, record, snapshot) is not None)
+        ) or _is_settled(body, path, snapshot):
             continue
         found.append((record.seq or 0, path))
     return [path for _, path in sorted(found)]
 
 
-def _is_settled(vertex: Vertex, path: str, rules: Mapping[str, Vertex], snapshot: Snapshot) -> bool:
-    """Say whether a path that failed was dealt with: tolerated by its map, or handled by a child."""
-    outer = snapshot.paths.get(path.rpartition("[")[0]) if path.endswith("]") else None
-    if outer is not None and outer.kind == COMPLETED:
-        return True
-    return handled(vertex, list(rules.values()), snapshot.paths)
+def is_body(vertex: Vertex, path: str) -> bool:
+    """Say whether a function runs at this path: not at a map, loop or inner workflow, nor at a wait."""
+    if vertex.node.fn is None:
+        return False
+    return path.endswith("]") or not (vertex.is_map or vertex.is_loop)
 
 
-def _vertex_of(rules: Mapping[str, Vertex], path: str) -> Vertex | None:
-    try:
-        return rules.get(segments(path)[-1][0])
-    except ValueError:
-        return None
+def resolution(path: str, prior: Record | None, snapshot: Snapshot) -> Record | None:
+    """Give what a person said that an uncertain path did, if it was said after its last record."""
+    letter = snapshot.resolutions.get(path)
+    since = (prior.seq or 0) if prior is not None else 0
+    return letter if letter is not None and (letter.seq or 0) > since else None
+
+
+def _is_settled(body: Body, path: str, snapshot: Snapshot) -> bool:
+    """Say whether a path that failed was dealt with: something around it has completed, or it, or something
+    around it, was handled by a child.
+    """
+    for around in (path, *enclosing(path)):
+        outer = snapshot.paths.get(around)
+        if outer is not None and outer.kind == COMPLETED and around != path:
+            return True
+        vertex = body.at(around)
+        if vertex is None or around.endswith("]"):
+            continue
+        prefix = around[: len(around) - len(vertex.id)]
+        inside = body if not prefix else body.at(prefix[:-1]).body  # type: ignore[union-attr]  # it is there
+        if inside is not None and handled(vertex, inside.rules, snapshot.paths, prefix):
+            return True
+    return False
 
 
 # -- the plan -------------------------------------------------------------------------------------------

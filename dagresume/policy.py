@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum
@@ -179,6 +180,18 @@ class Budget:
 
     tokens: int | None = None
     cost: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, most in (("tokens", self.tokens), ("cost", self.cost)):
+            if most is not None and (isinstance(most, bool) or not most >= 0):
+                raise DefinitionError(f"Budget({name}={most!r}): give a number that is 0 or more.")
+
+    def is_spent(self, used: Mapping[str, float]) -> bool:
+        """Say whether so much was used up (`tokens_in`, `tokens_out`, `cost`) that nothing more may start."""
+        tokens = used.get("tokens_in", 0) + used.get("tokens_out", 0)
+        return (self.tokens is not None and tokens >= self.tokens) or (
+            self.cost is not None and used.get("cost", 0) >= self.cost
+        )
 
 
 class RetryAfter(Exception):

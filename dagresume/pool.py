@@ -101,7 +101,7 @@ class Pool:
         full: Callable[[], bool],
         wake: Callable[[], None],
     ) -> None:
-        self.free = concurrency
+        self.free = self.size = concurrency
         self._full, self._wake = full, wake
         self._ready: deque[Source] = deque()
         self._gates = {name: Gate(limit, clock, self._unpark) for name, limit in limits.items()}

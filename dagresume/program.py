@@ -4,18 +4,39 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 from unicodedata import normalize
 
 from dagresume import codec
 from dagresume.definition import code_hashes, describe
 from dagresume.errors import DefinitionError, OutputNotSerializable
-from dagresume.events import RESET, WAITING, Snapshot, segments
-from dagresume.planner import Vertex, uncertain_paths, vertices
+from dagresume.events import HELD, RESET, WAITING, Snapshot, segments
+from dagresume.planner import Body, Vertex, uncertain_paths
+from dagresume.policy import Budget
 from dagresume.store import Definition
 from dagresume.workflow import Graph, nearest
 
-__all__ = ["Program", "inputs_digest", "inputs_text", "to_reset"]
+__all__ = ["Asked", "Program", "Wait", "inputs_digest", "inputs_text", "to_reset"]
+
+Wait = Literal["timers", "all", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What somebody asks for when a run begins or goes on. `retry`: None, "" (all that failed) or a path."""
+
+    wait: Wait = "timers"
+    retry: str | Callable[..., Any] | None = None
+    only_changed: bool = False
+    only_failed: bool = False
+    code_changed: bool = False
+    force: bool = False
+    budget: Budget | None = None
+
+    def __post_init__(self) -> None:
+        if self.wait not in {"timers", "all", "none"}:
+            raise ValueError(f"wait={self.wait!r}: 'timers', 'all' or 'none'")
 
 
 class Program:
@@ -25,11 +46,12 @@ class Program:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.rules: tuple[Vertex, ...] = vertices(graph)
-        self.by_id = {vertex.id: vertex for vertex in self.rules}
+        self.body = Body(graph)
+        self.rules = self.body.rules
+        self.by_id = self.body.by_id
         self.definition: Definition = describe(graph)
         self.codes = _compact(code_hashes(graph))
-        self.input_types = {name: codec.types_of(*hints) for name, hints in graph.inputs.items()}
+        self.input_types = self.body.input_types
 
     def id_of(self, function: Callable[..., Any]) -> str:
         """Give the node whose function this is."""
@@ -79,8 +101,10 @@ def to_reset(program: Program, snapshot: Snapshot, retry: str | None) -> list[st
     if retry is None:
         return []
     if not retry:
-        doubtful = set(uncertain_paths(program.by_id, snapshot, reconcile=False))
-        return [p for p, r in snapshot.paths.items() if p in doubtful or r.kind == WAITING]
+        doubtful = set(uncertain_paths(program.body, snapshot, reconcile=False))
+        return [
+            p for p, r in snapshot.paths.items() if p in doubtful or (r.kind, r.reason) == (WAITING, HELD)
+        ]
     target, index = _target(program, snapshot, retry)
     whole, some = _below(program, program.by_id[target], index)
     return [

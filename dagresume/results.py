@@ -10,7 +10,7 @@ from unicodedata import normalize
 
 from dagresume import codec
 from dagresume.errors import NoOutput
-from dagresume.events import MOVED, NodeStatus, Record, RunStatus, segments
+from dagresume.events import NodeStatus, Record, RunStatus, segments
 from dagresume.policy import NodeFailure
 
 __all__ = ["CheckpointLatency", "Outputs", "RunResult", "Stats", "Stored"]
@@ -31,7 +31,7 @@ class Stored(NamedTuple):
     def of(cls, record: Record) -> Stored:
         """Give where the output of a completed path lies."""
         facts = record.facts if record.data is not None else {}
-        seq = facts["seq"] if record.reason == MOVED else record.seq or 0
+        seq = facts.get("seq") or record.seq or 0
         return cls(record.path or "", seq, record.digest or b"", facts.get("blob"))
 
 
@@ -83,7 +83,8 @@ class Outputs(Mapping[str, Any]):
     """The outputs of a run by node id, each decoded anew whenever it is asked for.
 
     No key for failed, skipped and `checkpoint=False` nodes; asking for one raises NoOutput, which is a
-    KeyError and says its status. An item of a map is found under its path: `outputs["score[3]"]`.
+    KeyError and says its status. An item of a map, a round of a loop and a node of an inner workflow are
+    found under their path: `outputs["score[3]"]`, `outputs["screen[3]/evaluate"]`.
     """
 
     def __init__(
@@ -93,9 +94,11 @@ class Outputs(Mapping[str, Any]):
         status: Callable[[str], str | None],
         fetch: Fetch,
         parts: Mapping[str, Sequence[str | Stored | None]] | None = None,
+        find: Callable[[str], tuple[Cell, codec.Types] | None] = lambda path: None,
     ) -> None:
         self._cells, self._types, self._status, self._fetch = cells, types, status, fetch
         self._parts = parts or {}  # maps that have not completed: the items that have
+        self._find = find  # what lies below the nodes: rounds of loops, nodes of inner workflows
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._cells)
@@ -121,7 +124,7 @@ class Outputs(Mapping[str, Any]):
             return codec.unpack(self._fetch([cell])[0], types)
         return codec.unpack_many(self._texts(cell), types)
 
-    def _item(self, path: str) -> tuple[str | Stored, codec.Types]:
+    def _item(self, path: str) -> tuple[Cell, codec.Types]:
         try:
             *_, (node, index) = segments(path)
         except ValueError:
@@ -130,6 +133,8 @@ class Outputs(Mapping[str, Any]):
         item = None
         if index is not None and not isinstance(cells, str | Stored) and index < len(cells):
             item = cells[index]
+        if item is None and (found := self._find(path)) is not None:
+            return found
         if item is None:
             status = self._status(path)
             pure = " checkpoint=False: its output is not stored." if status == NodeStatus.COMPLETED else ""

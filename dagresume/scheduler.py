@@ -16,7 +16,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import anyio
 
@@ -38,13 +38,14 @@ from dagresume.errors import (
 )
 from dagresume.events import Record, RunStatus, Snapshot
 from dagresume.executor import Call, Executor
-from dagresume.jobs import CURRENT, Cells, Job, Opening, Raw, Services, Step
+from dagresume.feeds import Feed
+from dagresume.jobs import CURRENT, OPEN, Cells, Input, Job, Opening, Raw, Services, Step
 from dagresume.observe import log, tell
-from dagresume.planner import NOT_STORABLE, RECONCILE, UNCERTAIN, Verdict, Vertex, decide
-from dagresume.policy import NOT_DONE, NodeFailure, Settled
+from dagresume.planner import NOT_STORABLE, RECONCILE, Body, Vertex, decide, is_body
+from dagresume.policy import NOT_DONE, Budget, NodeFailure, Settled
 from dagresume.pool import Pool
 from dagresume.results import Cell, Stored
-from dagresume.scopes import OPEN, Feed, Scope
+from dagresume.scopes import Scope
 from dagresume.steady import to_its_end
 from dagresume.store import (
     Claim,
@@ -58,6 +59,7 @@ from dagresume.store import (
     SqlFailed,
     StoreFailed,
 )
+from dagresume.waits import Waits
 from dagresume.workflow import Binding, Source
 
 __all__ = ["Run", "start_ready"]
@@ -70,7 +72,9 @@ _STATUS: Final = {
     ev.RUN_INTERRUPTED: RunStatus.INTERRUPTED,
     ev.RUN_CANCELLED: RunStatus.CANCELLED,
     ev.RUN_WAITING: RunStatus.WAITING,
+    ev.RUN_ROLLING_BACK: RunStatus.ROLLING_BACK,
 }
+Patience = Literal["timers", "all", "none"]
 
 
 class Run:
@@ -83,22 +87,21 @@ class Run:
     def __init__(
         self,
         services: Services,
-        rules: Sequence[Vertex],
-        origins: Sequence[Sequence[Source]],
+        body: Body,
         *,
         run_id: str,
         workflow: str,
         session: int,
         snapshot: Snapshot,
         inputs: Mapping[str, tuple[str, bytes]],
-        input_types: Mapping[str, codec.Types],
         timeout: float | None = None,
+        budget: Budget | None = None,
+        on_failure: str | None = None,
+        patience: Patience = "timers",
         fresh_budget: bool = True,
     ) -> None:
-        self.services, self.rules, self.origins = services, rules, origins
+        self.services, self.body, self.rules = services, body, body.rules
         self.run_id, self.workflow, self.snapshot = run_id, workflow, snapshot
-        self.inputs, self.input_types = inputs, input_types
-        self.input_digests = {name: digest for name, (_, digest) in inputs.items()}
         self.owned, self.claimed_at, self.poisoned = Owned(0, session, 0), 0, False
         self.loop, self.context = asyncio.get_running_loop(), contextvars.copy_context()
         self.ended: asyncio.Future[None] = self.loop.create_future()
@@ -106,32 +109,50 @@ class Run:
         self.status = RunStatus.RUNNING
         self.reason: str | None = None
         self.error: BaseException | None = None
-        self.stopping: tuple[str, str, str] | None = None  # kind of the run's end, reason, by whom
+        self.stopping: tuple[str, str | None, str] | None = None  # kind of the run's end, reason, by whom
         self.live: set[Job] = set()
         self.waiting = 0  # its sources in the pool's queue or parked at a limit; counted by the pool
         self.executed: list[str] = []
         self.failures: dict[str, NodeFailure] = {}
-        self.held: list[str] = []
+        self.inner: dict[str, Any] = {}  # what paths below the root's own gave, or where it lies
         self.uncertain: list[str] = []
         self.lost: list[Exception] = []  # what could not be read back
         self.log_lines: deque[LogLine] = deque()
         self.progress: dict[str, tuple[float, float | None]] = {}
         self.waits: array[float] = array("d")
         self.commits, self.began = 0, services.clock.monotonic()
-        self._last_batch, self._inflight = -1, 0
+        self._last_batch, self._inflight, self._draining = -1, 0, False
         self._fresh_budget, self._verbose = fresh_budget, log.verbose
         self._timeout = timeout
         self._deadline: Timer | None = None
         self._last_call: asyncio.TimerHandle | None = None  # leaves bodies behind
         self._timers: dict[Job, Timer] = {}
         self._background: set[asyncio.Task[None]] = set()
-        self._executors = [services.executor(_executor_of(vertex)) for vertex in rules]
-        self._places = {vertex.id: vertex.index for vertex in rules}
-        self.root = Scope(self, rules)
+        self._todo: deque[tuple[Any, ...]] = deque()
+        self._budget, self._on_failure, self._patience = budget, on_failure, patience
+        self.used = dict(snapshot.used)
+        self.desk = Waits(self)
+        every = [(vertex, vertex.node) for vertex in body.every()]
+        self.gates = {vertex: services.pool.gate(node.limit, vertex.id) for vertex, node in every}
+        self._executors = {v: services.executor(_executor_of(v)) for v, node in every if node.fn is not None}
+        self.root = Scope(
+            self, body, {n: Input(*i, body.input_types.get(n, codec.EMPTY)) for n, i in inputs.items()}
+        )
 
     def now(self) -> int:
         """Give the wall clock in microseconds UTC."""
         return self.services.clock.now()
+
+    def later(self, *what: Any) -> None:
+        """Note what `advance` is to do: a method and its arguments, without the step."""
+        self._todo.append(what)
+
+    def advance(self, step: Step) -> None:
+        """Decide what is ready, and what that makes ready: one after the other, however deep the graph."""
+        todo = self._todo
+        while todo:
+            act, *what = todo.popleft()
+            act(*what, step)
 
     # -- handing over ---------------------------------------------------------------------------------
 
@@ -143,7 +164,7 @@ class Run:
         """
         step = Opening(self, guard, records)
         step.definition = definition
-        self.root.advance(step)
+        self.advance(step)
         self._ride(step)
         self._conclude(step)
         self._inflight += 1
@@ -156,7 +177,7 @@ class Run:
 
         `quietly`: it may wait for another one to ride with, unless something waits for it after all.
         """
-        self.root.advance(step)
+        self.advance(step)
         if self.stopping is None:
             start_ready(self.services.pool, step)
             self._ride(step)
@@ -215,6 +236,8 @@ class Run:
                 self._deadline = self.services.clock.call_later(
                     self._timeout, self.stop, ev.RUN_FAILED, "timeout"
                 )
+            if self._over_budget() and self.root.open:
+                self.stop(ev.RUN_INTERRUPTED, "budget", grace=None)
         else:
             self._is_open.set_result(False)
             self.stopping = (ev.RUN_INTERRUPTED, "not_opened", "")
@@ -304,17 +327,20 @@ class Run:
 
     async def _attempt(self, job: Job) -> None:
         try:
-            if self._to_load(job):
-                await self._load(job)
+            if job.scope.lacks(job.vertex, job.cells):
+                await job.scope.load(job.vertex, job.cells)
+            if job.asking:
+                self._answered(job, self._ask(job))
+                return
             call = self._call(job)
             job.began = self.services.clock.monotonic()
             result = await (self._reconcile(job, call) if job.reconcile else self._execute(job, call))
-            if self.services.debug and job.feed is not None:
+            if self.services.debug and isinstance(job.feed, Feed):
                 self._check_shared(job)
         except BaseException as error:
             if job not in self.live:
                 raise  # it was left behind: whatever it still does is nobody's business
-            if job.feed is not None and self.services.debug:
+            if isinstance(job.feed, Feed) and self.services.debug:
                 job.feed.shared.clear()  # it may have changed it before it failed
             self._threw(job, error)
             if _is_ctrl_c(job, error):
@@ -329,6 +355,47 @@ class Run:
         self._returned(
             job, result, took, await self._shelve(job, result) if self._is_big(job, result) else None
         )
+
+    def _ask(self, job: Job) -> bool:
+        """Ask a node's `when=` whether it runs with what it would receive."""
+        when = job.vertex.node.when
+        assert when is not None
+        given = {}
+        wanted = inspect.signature(when).parameters.values()
+        anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in wanted)
+        names = {parameter.name for parameter in wanted}
+        for binding in job.vertex.bindings:
+            source = binding.source
+            if not (anything or binding.parameter in names) or source.kind == "context":
+                continue
+            if source.kind == "input" and source.name not in job.scope.inputs:
+                continue
+            item = source.kind == "item"
+            given[binding.parameter] = (
+                self._item(job, source.place) if item else self._value(job.scope, source)
+            )
+        return bool(when(**given))
+
+    def _answered(self, job: Job, runs: bool) -> None:
+        """Go on with a path whose condition was asked."""
+        step = Step(self, [])
+        self._release(job, keeps_place=runs)
+        if runs:
+            job.scope.say_yes(job, step)
+        else:
+            job.scope.say_no(job, step)
+        self._go_on(step)
+
+    def _go_on(self, step: Step) -> None:
+        """Hand over a step that may hold nothing: then what it makes ready need not wait for a commit."""
+        self.advance(step)
+        if self.stopping is None:
+            self._ride(step)
+        if step.records or step.begins or not self.root.open or self.stopping is not None:
+            self.hand_over(step)
+        else:
+            self._begin(step)
+            start_ready(self.services.pool)
 
     def _is_big(self, job: Job, result: Any) -> bool:
         limit = self.services.spill_bytes
@@ -356,7 +423,7 @@ class Run:
             self.executed.append(job.path)
         if not (job.awaits_record or vertex.pure):
             self.services.journal.later(job)
-        executor, timeout = self._executors[vertex.index], vertex.node.timeout
+        executor, timeout = self._executors[vertex], vertex.node.timeout
         return await (executor.run(call) if timeout is None else self._timed(job, call, executor, timeout))
 
     async def _timed(self, job: Job, call: Call, executor: Executor, limit: float) -> Any:
@@ -414,14 +481,33 @@ class Run:
         if job.feed is None:
             scope.complete(vertex.index, cell, digest, step)
         else:
-            job.feed.settled(job.index, cell, digest, step)
+            if (scope.prefix or vertex.is_loop) and not vertex.pure:
+                self.inner[job.path] = cell
+            job.feed.settled(job.index, cell, digest, step, None if vertex.pure else result)
+        if job.used:
+            self._spend(job.used, step)
         if vertex.pure:
             self._unlock_at_once(step)
         self.hand_over(step, quietly=vertex.pure)
 
+    def _spend(self, used: Mapping[str, float], step: Step) -> None:
+        """Count what an attempt used up; over the budget, nothing further starts."""
+        for name, amount in used.items():
+            self.used[name] = self.used.get(name, 0) + amount
+        if self._over_budget():
+            self.advance(step)
+            if self.root.open:
+                self.stop(ev.RUN_INTERRUPTED, "budget", grace=None)
+
+    def _over_budget(self) -> bool:
+        set_by_person, budget = self.snapshot.budget, self._budget
+        if set_by_person is not None:
+            budget = Budget(tokens=set_by_person.get("tokens"), cost=set_by_person.get("cost"))  # type: ignore[arg-type]
+        return budget is not None and budget.is_spent(self.used)
+
     def _unlock_at_once(self, step: Step) -> None:
         """What waits for a pure node need not wait for the row that says it has completed (C1)."""
-        self.root.advance(step)
+        self.advance(step)
         for source in step.opens:
             self.services.pool.offer(source)
         for feed, k in step.arrivals:
@@ -546,7 +632,8 @@ class Run:
     def _is_fatal(self, job: Job) -> bool:
         if job.feed is not None and job.vertex.node.tolerate is not None:
             return False
-        return not any(self.rules[c].node.trigger in {"any_failed", "all_done"} for c in job.vertex.children)
+        rules = job.scope.rules
+        return not any(rules[c].node.trigger in {"any_failed", "all_done"} for c in job.vertex.children)
 
     def _release(self, job: Job, *, keeps_place: bool = False) -> None:
         """Give a job's slot back, once; `keeps_place`: the same item of its map goes on later."""
@@ -563,42 +650,15 @@ class Run:
 
     # -- what a body gets -----------------------------------------------------------------------------
 
-    def _to_load(self, job: Job) -> bool:
-        """Say whether something the job needs is not in memory: an output of an earlier process, or a big
-        one.
-        """
-        for parent in job.vertex.value_parents:
-            out = job.scope.out[parent]
-            if type(out) is Stored or (type(out) is Cells and out.stored):
-                return True
-        return bool(job.cells) and any(type(cell) is Stored for cell in job.cells)
-
-    async def _load(self, job: Job) -> None:
-        out = job.scope.out
-        for parent in job.vertex.value_parents:
-            cell = out[parent]
-            if isinstance(cell, Stored):
-                (out[parent],) = await self.services.fetch(self.run_id, [cell])
-            elif isinstance(cell, Cells) and cell.stored:
-                await self._load_cells(cell.cells)
-                cell.stored = False
-        await self._load_cells(job.cells)
-
-    async def _load_cells(self, cells: list[Any]) -> None:
-        missing = [k for k, cell in enumerate(cells) if isinstance(cell, Stored)]
-        if missing:
-            texts = await self.services.fetch(self.run_id, [cells[k] for k in missing])
-            for k, text in zip(missing, texts, strict=True):
-                cells[k] = text
-
     def _call(self, job: Job) -> Call:
         """Put the arguments together: fresh objects, decoded from what was committed (C7)."""
-        vertex, by_name = job.vertex, False
+        vertex, by_name, fn = job.vertex, False, job.vertex.node.fn
+        assert fn is not None
         if (
             vertex.only_parents is not None
             and (values := self._all_plain(job, vertex.only_parents)) is not None
         ):
-            job.call = Call(vertex.node.fn, values, {}, None if vertex.pure else vertex.types, None, job.path)
+            job.call = Call(fn, values, {}, None if vertex.pure else vertex.types, None, job.path)
             return job.call
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
@@ -608,12 +668,12 @@ class Run:
             value: Any
             if kind == "context":
                 value = context = self._context(job)
-            elif kind == "input" and binding.source.name not in self.inputs:
+            elif kind == "input" and binding.source.name not in job.scope.inputs:
                 by_name = True  # its own default; what comes after it is passed by name
                 continue
             elif kind == "item":
                 value = self._item(job, binding.source.place)
-            elif job.feed is None:
+            elif not isinstance(job.feed, Feed):
                 value = self._value(job.scope, binding.source)
             else:
                 value = self._shared(job, binding)
@@ -621,9 +681,7 @@ class Run:
                 kwargs[binding.parameter] = value
             else:
                 args.append(value)
-        job.call = Call(
-            vertex.node.fn, tuple(args), kwargs, None if vertex.pure else vertex.types, context, job.path
-        )
+        job.call = Call(fn, tuple(args), kwargs, None if vertex.pure else vertex.types, context, job.path)
         return job.call
 
     def _all_plain(self, job: Job, parents: tuple[int, ...]) -> tuple[Any, ...] | None:
@@ -649,16 +707,19 @@ class Run:
         cell = job.cells[place]
         if isinstance(cell, Raw):
             return cell.value
-        source = self.origins[job.vertex.index][place]
-        if source.kind == "input":
-            return codec.unpack(cell, self.input_types.get(source.name, codec.EMPTY))
-        return self._unpack(job.scope, source.place, codec.unpack, cell, job.index)
+        source = job.scope.body.origins[job.vertex.index][place]
+        if job.vertex.is_loop and job.index:
+            return codec.unpack(cell, job.vertex.types)
+        if source.kind == "parent":
+            return self._unpack(job.scope, source.place, codec.unpack, cell, job.index)
+        return codec.unpack(cell, job.scope.types(source))
 
     def _value(self, scope: Scope, source: Source) -> Any:
         if source.kind == "constant":
             return copy.deepcopy(source.value)
         if source.kind == "input":
-            return codec.unpack(self.inputs[source.name][0], self.input_types.get(source.name, codec.EMPTY))
+            given = scope.inputs[source.name]
+            return given.cell.value if isinstance(given.cell, Raw) else codec.unpack(given.cell, given.types)
         out = scope.out[source.place]
         if type(out) is str:
             return self._unpack(scope, source.place, codec.unpack, out)
@@ -690,15 +751,17 @@ class Run:
         skipped: frozenset[str] = frozenset()
         failures: dict[str, NodeFailure] = {}
         if vertex.index in scope.bad:
-            skipped = frozenset(self.rules[p].id for p in vertex.parents if scope.state[p] == Settled.SKIPPED)
-            failed = [self.rules[p] for p in vertex.parents if scope.state[p] == Settled.FAILED]
-            failures = {parent.id: self._failure_at(scope.path(parent)) for parent in failed}
+            rules = scope.rules
+            skipped = frozenset(rules[p].id for p in vertex.parents if scope.state[p] == Settled.SKIPPED)
+            failed = [rules[p] for p in vertex.parents if scope.state[p] == Settled.FAILED]
+            failures = {parent.id: self.failure_at(scope.path(parent)) for parent in failed}
         return Context(
             run_id=self.run_id, workflow=self.workflow, node=vertex.id, path=job.path, index=job.index,
             attempt=job.attempt, channel=job, generation=job.generation, skipped=skipped, failures=failures,
         )  # fmt: skip
 
-    def _failure_at(self, path: str) -> NodeFailure:
+    def failure_at(self, path: str) -> NodeFailure:
+        """Give the failure of a path, or the first one inside it."""
         inside = (f for p, f in self.failures.items() if p == path or p.startswith((path + "[", path + "/")))
         return next(inside, None) or NodeFailure(
             path, 0, "", "a node above it failed", reason="upstream_failed"
@@ -710,11 +773,7 @@ class Run:
             source = binding.source
             if binding.parameter not in job.feed.shared or self._is_raw(job.scope, source):
                 continue
-            types = (
-                self.rules[source.place].types
-                if source.kind == "parent"
-                else self.input_types.get(source.name, codec.EMPTY)
-            )
+            types = job.scope.types(source)
             fresh = self._value(job.scope, source)
             if codec.pack(job.feed.shared[binding.parameter], types) != codec.pack(fresh, types):
                 job.feed.shared[binding.parameter] = fresh
@@ -735,11 +794,9 @@ class Run:
         job.generation = snapshot.generations.get(job.path, 0)
         if not self._fresh_budget:
             job.tries = snapshot.attempts_used(job.path) + 1
-        if job.feed is not None:
-            vertex = job.vertex
-            verdict = decide(
-                prior, job.fingerprint, idempotent=vertex.idempotent, reconcilable=vertex.reconcilable
-            )
+        vertex = job.vertex
+        if vertex.reconcilable:
+            verdict = decide(prior, job.fingerprint, idempotent=vertex.idempotent, reconcilable=True)
             job.reconcile = verdict is RECONCILE
 
     def next_attempt(self, path: str) -> int:
@@ -755,13 +812,25 @@ class Run:
         step.records.append(record)
         self.snapshot.apply(record)
 
-    def hold(self, path: str, prior: Record | None, verdict: Verdict, step: Step) -> None:
-        """Leave a path alone until a person has spoken."""
-        if verdict is UNCERTAIN:
-            self.uncertain.append(path)
-            return
-        self.held.append(path)
-        step.records.append(ev.node_record(ev.WAITING, path, self.next_attempt(path) - 1, self.now(), "held"))
+    def await_word(
+        self, scope: Any, vertex: Vertex, path: str, prior: Record | None, step: Step, **what: Any
+    ) -> None:
+        """Let a path wait for a person, a signal or time."""
+        self.desk.begin(scope, vertex, path, prior, step, **what)
+
+    def may_change(self, vertex: Vertex, path: str) -> bool:
+        """Say whether a person allowed this path to run again if its input changes, although it is not
+        idempotent.
+        """
+        allowed = self.snapshot.permitted
+        return bool(allowed) and (
+            "*" in allowed or "/".join(node for node, _ in ev.segments(path)) in allowed
+        )
+
+    def forgive(self, path: str) -> None:
+        """A failure there was dealt with: it is none of the run."""
+        for found in [p for p in self.failures if p == path or p.startswith((path + "[", path + "/"))]:
+            del self.failures[found]
 
     def fail(self, vertex: Vertex, path: str, error: Exception, step: Step) -> None:
         """Note that a node failed before a body of it could begin."""
@@ -787,7 +856,7 @@ class Run:
         if self.root.open or step.ends is not None:
             return
         kind, reason = self._verdict()
-        step.records.append(ev.run_record(kind, self.now(), reason))
+        step.records.append(ev.run_record(kind, self.now(), reason, **self._total()))
         step.ends, self.reason, step.concludes = _STATUS[kind], reason, True
 
     def _verdict(self) -> tuple[str, str | None]:
@@ -795,40 +864,48 @@ class Run:
             return ev.RUN_INTERRUPTED, "checkpoint_lost"
         if self.uncertain:
             return ev.RUN_INTERRUPTED, "uncertain"
-        if self.held:
-            return ev.RUN_WAITING, "held"
-        return (ev.RUN_FAILED, "node_failed") if self.unhandled() else (ev.RUN_COMPLETED, None)
+        if not self.unhandled():
+            return ev.RUN_COMPLETED, None
+        return (ev.RUN_ROLLING_BACK if self._on_failure == "rollback" else ev.RUN_FAILED), "node_failed"
+
+    def _total(self) -> dict[str, Any]:
+        return {"usage": self.used} if self.used else {}
 
     def unhandled(self) -> dict[str, NodeFailure]:
         """Give the failures that nothing dealt with, in the order of the definition."""
 
-        def place(path: str) -> tuple[int, int]:
-            node, index = ev.segments(path)[0]
-            return self._places[node], -1 if index is None else index
+        def place(path: str) -> tuple[tuple[int, int], ...]:
+            body: Body | None = self.body
+            found = []
+            for node, index in ev.segments(path):
+                vertex = body.by_id[node]  # type: ignore[union-attr]  # it failed, so it is there
+                body = vertex.body
+                found.append((vertex.index, -1 if index is None else index))
+            return tuple(found)
 
-        return {
-            p: self.failures[p] for p in sorted(self.failures, key=place) if not self._is_handled(place(p)[0])
-        }
+        root = self.root
+        places = sorted((place(path), path) for path in self.failures)
+        return {path: self.failures[path] for ((i, _), *_), path in places if not root.is_handled(i)}
 
-    def _is_handled(self, i: int) -> bool:
-        state = self.root.state
-        return any(
-            self.rules[c].node.trigger == "any_failed" and state[c] == Settled.COMPLETED
-            for c in self.rules[i].children
-        )
-
-    def stop(self, kind: str, reason: str, by: str = "", grace: float = 0.0) -> None:
-        """Start nothing more; bodies under way have `grace` seconds, then they are cancelled. `ended` tells
-        when it is done.
+    def stop(self, kind: str, reason: str | None, by: str = "", grace: float | None = 0.0) -> None:
+        """Start nothing more; bodies under way have `grace` seconds (None: all they need), then they are
+        cancelled. `ended` tells when it is done.
         """
-        if self.stopping is not None or self.ended.done():
+        if self.ended.done() or (self.stopping is not None and not self._draining):
             return
+        self._draining = grace is None
+        if kind == ev.RUN_INTERRUPTED and grace is not None and self._only_waits:
+            kind, reason = ev.RUN_WAITING, self.desk.reason
         self.stopping = (kind, reason, by)
+        self.desk.stop()
         if (
             self._timers and kind != ev.RUN_INTERRUPTED
         ):  # an interrupted run keeps the time its retries are due
             self.hand_over(Step(self, [self._not_again(job, reason) for job in self._timers]))
         self._stop_timers()
+        if grace is None:
+            self.loop.call_soon(self._check)
+            return
         if grace > 0 and self.live:
             self.background(self._after_grace(grace))
         else:
@@ -836,7 +913,13 @@ class Run:
         self._last_call = self.loop.call_later(grace + self.services.grace + 1.0, self.leave_bodies)
         self.loop.call_soon(self._check)
 
-    def _not_again(self, job: Job, reason: str) -> Record:
+    @property
+    def _only_waits(self) -> bool:
+        """Whether nothing of the run is under way, and it could be let go of."""
+        busy = self.live or self._inflight or self._background or self._timers or self.waiting
+        return bool(self.desk.open) and not busy and not self.uncertain and not self.lost
+
+    def _not_again(self, job: Job, reason: str | None) -> Record:
         return ev.node_record(ev.WITHDRAWN, job.path, job.attempt - 1, self.now(), reason)
 
     def abort(self) -> None:
@@ -886,7 +969,11 @@ class Run:
         elif self.stopping is not None:
             kind, reason, by = self.stopping
             self._end(kind, reason, **({"by": by} if by else {}))
-        elif not self._timers and not self.waiting:
+        elif self._timers or self.waiting:
+            return
+        elif self.desk.open:
+            self._stand_still()
+        else:
             stuck = [v.id for v in self.rules if self.root.state[v.index] == OPEN]
             self.error = DagresumeError(
                 f"run {self.run_id} is stuck: {', '.join(stuck[:20])} can never become ready. This is a fault"
@@ -895,8 +982,17 @@ class Run:
             self.stopping = (ev.RUN_FAILED, "stuck", "")
             self._end(ev.RUN_FAILED, "stuck", nodes=stuck[:100])
 
-    def _end(self, kind: str, reason: str, **facts: Any) -> None:
-        step = Step(self, [ev.run_record(kind, self.now(), reason, **facts)])
+    def _stand_still(self) -> None:
+        """Nothing can go on before a person, a signal or time has come: stay for it, or let the run go."""
+        if self.uncertain or self.lost:
+            self.stop(*self._verdict())
+        elif self._patience == "none" or (self._patience == "timers" and self.desk.for_people):
+            self.stop(ev.RUN_WAITING, self.desk.reason)
+
+    def _end(self, kind: str, reason: str | None, **facts: Any) -> None:
+        if kind == ev.RUN_WAITING:
+            facts |= {"wake_at": self.desk.wake_at, "read": self.desk.read}
+        step = Step(self, [ev.run_record(kind, self.now(), reason, **facts, **self._total())])
         step.ends, self.reason = _STATUS[kind], reason
         self.hand_over(step)
 
@@ -932,7 +1028,14 @@ class Run:
     @property
     def ids(self) -> dict[int, str]:
         """Give the node of each function, by its identity."""
-        return {id(vertex.node.fn): vertex.id for vertex in self.rules}
+        return {id(vertex.node.fn): vertex.id for vertex in self.rules if vertex.node.fn is not None}
+
+    def letter(self, record: Record) -> None:
+        """Act on what somebody wrote to the run."""
+        if record.kind == ev.CANCEL_REQUESTED:
+            self.stop(ev.RUN_CANCELLED, "cancelled", record.facts.get("by", ""))
+        else:
+            self.desk.letter(record)
 
     # -- what is left ---------------------------------------------------------------------------------
 
@@ -943,18 +1046,21 @@ class Run:
         return {node: out.cells if isinstance(out, Cells) else out for node, out in outs}
 
     def status_at(self, path: str) -> str | None:
-        """Give how a node of the root ended; None if there is no such path."""
-        node, index = ev.segments(path)[0]
-        i = self._places.get(node)
-        if i is None:
+        """Give how a path ended; None if there is no such path."""
+        vertex = self.body.at(path)
+        if vertex is None:
             return None
         for paths, word in (
-            (self.held, "waiting"),
+            (self.desk.open, "waiting"),
             (self.uncertain, "interrupted"),
             (self.failures, "failed"),
         ):
-            if any(p == path or p.startswith(path + "[") for p in paths):
+            if any(p == path or p.startswith((path + "[", path + "/")) for p in paths):
                 return word
+        (node, index), *deeper = ev.segments(path)
+        if deeper:
+            return "completed" if path in self.inner else "pending"
+        i = self.body.by_id[node].index
         if index is not None:
             return self._item_status(i, index)
         state = self.root.state[i]
@@ -983,15 +1089,27 @@ class Run:
         )
         return {vertex.id: feed.cells.cells for vertex, feed in feeds if not vertex.pure}
 
+    def find(self, path: str) -> tuple[Cell, codec.Types] | None:
+        """Give the output of a path below the root's own nodes, or where it lies; None if there is none."""
+        vertex = self.body.at(path)
+        if vertex is None or vertex.pure:
+            return None
+        cell = self.inner.get(path)
+        prior = self.snapshot.paths.get(path)
+        if cell is None and prior is not None and prior.kind == ev.COMPLETED:
+            cell = Stored.of(prior)
+        found = cell.cells if isinstance(cell, Cells) else cell
+        return None if found is None else (found, vertex.types)
+
     @property
     def within(self) -> bool:
         """Whether the current task is a body of this run."""
         return any(job.task is asyncio.current_task() for job in self.live)
 
     def runs_no_function(self, path: str) -> bool:
-        """Say whether a path is a map itself: its items are what runs."""
-        node, index = ev.segments(path)[-1]
-        return index is None and node in self._places and self.rules[self._places[node]].is_map
+        """Say whether a path is a map, a loop or a sub-workflow itself, or a wait: no function runs there."""
+        vertex = self.body.at(path)
+        return vertex is None or not is_body(vertex, path)
 
 
 def start_ready(pool: Pool, step: Step | None = None) -> None:

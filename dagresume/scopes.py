@@ -7,60 +7,38 @@ and wide maps included.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from dagresume import codec
 from dagresume import events as ev
 from dagresume.errors import CheckpointLost, StoreError
 from dagresume.events import Record
-from dagresume.jobs import UNMADE, Cells, Driver, Job, Listing, Raw, Raws, Step, Values
+from dagresume.feeds import NULL, NULL_DIGEST, Feed, cell_of, item_failure
+from dagresume.jobs import OPEN, UNMADE, Cells, Driver, Input, Job, Listing, Raw, Raws, Step, Values
+from dagresume.nests import Loop, Nest, whole
 from dagresume.observe import failure_of
-from dagresume.planner import RECONCILE, Action, Vertex, decide, handled, part
-from dagresume.policy import ItemFailure, Join, NodeFailure, Settled, join, tolerated
+from dagresume.planner import HELD, Action, Body, Vertex, decide, handled, part, resolution, uncertain
+from dagresume.policy import Join, NodeFailure, Settled, join
 from dagresume.pool import Gate
 from dagresume.results import Stored
 from dagresume.workflow import Source
 
-__all__ = ["OPEN", "Feed", "Scope"]
-
-OPEN: Final = 255  # in Scope.state: not settled
-PASSED: Final = "passed"  # reason: the item was handed on uncalled, since there was nothing to call it with
-_NULL: Final = "null"
-_NULL_DIGEST: Final = codec.digest(_NULL)
-_FAILURE: Final = codec.pack(ItemFailure("", "", "")).partition('"v"')[0]
-
-
-def item_failure(failure: NodeFailure) -> str:
-    """Give what stands in a map's list for an item whose failure was tolerated, packed."""
-    return codec.pack(ItemFailure(failure.path, failure.type, failure.message))
-
-
-def _passes(cell: Any) -> bool:
-    """Say whether a chained map hands this on uncalled: `None`, or the failure of an item that was
-    tolerated.
-    """
-    return isinstance(cell, str) and (cell == _NULL or cell.startswith(_FAILURE))
-
-
-def _cell(record: Record) -> str | Stored:
-    """Give where the output of a completed item lies; what chained maps hand on is known without a look."""
-    if record.reason == PASSED:
-        passed: str = record.facts["passed"]
-        return passed
-    return _NULL if record.digest == _NULL_DIGEST else Stored.of(record)
+__all__ = ["Scope"]
 
 
 class Scope:
     """The state of one instance of a graph, by the number of the vertex."""
 
-    def __init__(self, run: Driver, rules: Sequence[Vertex], prefix: str = "") -> None:
-        self.run, self.rules, self.prefix = run, rules, prefix
-        self.gates: list[Gate | None] = [run.services.pool.gate(v.node.limit, v.id) for v in rules]
+    def __init__(
+        self, run: Driver, body: Body, inputs: Mapping[str, Input], prefix: str = "", nest: Nest | None = None
+    ) -> None:
+        self.run, self.body, self.rules, self.prefix = run, body, body.rules, prefix
+        self.inputs, self._nest = inputs, nest
+        self._input_digests = {name: given.digest for name, given in inputs.items()}
+        rules = body.rules
         self.left = [len(v.parents) for v in rules]
         self.state = bytearray([OPEN]) * len(rules)
         self.out: list[Any] = [None] * len(rules)
@@ -70,18 +48,17 @@ class Scope:
         self.streaming: dict[int, list[Feed]] = {}  # the maps that take the items of this one as they come
         self.remaking: dict[int, list[int]] = {}  # a pure vertex being made again: who waits for it
         self.lacking: dict[int, int] = {}
+        self.failed: set[int] = set()  # vertices that failed themselves, not for what is above them
         self.open = len(rules)
-        self._todo: deque[tuple[Any, ...]] = deque((self._decide, v) for v in rules if not v.parents)
+        for vertex in rules:
+            if not vertex.parents:
+                run.later(self._decide, vertex)
+        if not rules and nest is not None:
+            run.later(nest.ended)
 
-    def advance(self, step: Step) -> None:
-        """Decide what is ready, and what that makes ready: one after the other, however deep the graph."""
-        while self._todo:
-            act, *what = self._todo.popleft()
-            act(*what, step)
-
-    def later(self, *what: Any) -> None:
-        """Note what `advance` is to do: a method and its arguments, without the step."""
-        self._todo.append(what)
+    def inside(self, body: Body, prefix: str, inputs: Mapping[str, Input], nest: Nest) -> Scope:
+        """Give an instance of a graph inside a node of this one."""
+        return Scope(self.run, body, inputs, prefix, nest)
 
     def settle(self, i: int, how: Settled, step: Step) -> None:
         """Note how a vertex ended; children whose last parent it was become ready."""
@@ -93,13 +70,17 @@ class Scope:
             if how:
                 self.bad.setdefault(child, [0, 0, 0, 0])[how] += 1
             if not left[child]:
-                self._todo.append((self._decide, self.rules[child]))
+                self.run.later(self._decide, self.rules[child])
             elif self.rules[child].chained:
-                self._todo.append((self._try_streaming, self.rules[child]))
+                self.run.later(self._try_streaming, self.rules[child])
+        if not self.open and self._nest is not None:
+            self.run.later(self._nest.ended)
 
     def complete(self, i: int, out: Any, digest: bytes, step: Step) -> None:
         """Note what a vertex gave."""
         self.out[i], self.digests[i] = out, digest
+        if self.prefix and not self.rules[i].pure:
+            self.run.inner[self.prefix + self.rules[i].id] = out
         if i in self.remaking:
             self._remade(i, step)
         elif self.state[i] == OPEN:
@@ -107,6 +88,8 @@ class Scope:
 
     def fail(self, i: int, step: Step, how: Settled = Settled.FAILED) -> None:
         """Note that a vertex has no value."""
+        if how is Settled.FAILED:
+            self.failed.add(i)
         if i in self.remaking:
             self._not_remade(i, step)
         elif self.state[i] == OPEN:
@@ -114,7 +97,38 @@ class Scope:
 
     def part(self, source: Source) -> bytes:
         """Give what stands for a value in the fingerprint of what receives it."""
-        return part(source, self.digests.__getitem__, self.run.input_digests)
+        return part(source, self.digests.__getitem__, self._input_digests)
+
+    def types(self, source: Source) -> codec.Types:
+        """Give the classes that what comes from there may hold."""
+        if source.kind == "parent":
+            return self.rules[source.place].types
+        given = self.inputs.get(source.name)
+        return codec.EMPTY if given is None else given.types
+
+    # -- how it did -----------------------------------------------------------------------------------
+
+    def unhandled(self) -> list[int]:
+        """Give the vertices whose own failure nothing here has dealt with."""
+        return [i for i in self.failed if not self.is_handled(i)]
+
+    def is_handled(self, i: int) -> bool:
+        """Say whether a child that runs on failures has completed below this vertex."""
+        rules, state = self.rules, self.state
+        return any(
+            rules[c].node.trigger == "any_failed" and state[c] == Settled.COMPLETED for c in rules[i].children
+        )
+
+    def forgive_handled(self) -> None:
+        """Failures that were dealt with here are no failures of the run."""
+        for i in self.failed:
+            if self.is_handled(i):
+                self.run.forgive(self.path(self.rules[i]))
+
+    @property
+    def asks(self) -> bool:
+        """Whether a person has to speak about something here first."""
+        return Settled.OPEN_QUESTION in self.state
 
     def fingerprint(self, vertex: Vertex) -> bytes:
         """Give the fingerprint of all that a vertex receives."""
@@ -138,14 +152,15 @@ class Scope:
         if verdict is Join.BLOCK:
             asks = self.bad[vertex.index][Settled.OPEN_QUESTION]
             self.settle(vertex.index, Settled.OPEN_QUESTION if asks else Settled.FAILED, step)
-        elif verdict is Join.SKIP:
-            step.records.append(
-                ev.node_record(ev.SKIPPED, self.path(vertex), None, self.run.now(), "trigger")
-            )
+            return
+        paths = self.run.snapshot.paths
+        prior = paths.get(self.path(vertex)) if paths else None
+        if verdict is Join.SKIP:
+            if prior is None or (prior.kind, prior.reason) != (ev.SKIPPED, "trigger"):
+                path, now = self.path(vertex), self.run.now()
+                step.records.append(ev.node_record(ev.SKIPPED, path, None, now, "trigger"))
             self.settle(vertex.index, Settled.SKIPPED, step)
         else:
-            paths = self.run.snapshot.paths
-            prior = paths.get(self.path(vertex)) if paths else None
             if prior is None:
                 self._run(vertex, self.fingerprint(vertex), step)
             else:
@@ -165,24 +180,96 @@ class Scope:
         """Decide about a path that has a history."""
         run, i, path = self.run, vertex.index, self.path(vertex)
         if prior.kind == ev.FAILED and handled(vertex, self.rules, run.snapshot.paths, self.prefix):
-            run.failures[path] = failure_of(prior)
+            if not vertex.is_map and vertex.body is None:
+                run.failures[path] = failure_of(prior)
+            self.failed.add(i)
             self.settle(i, Settled.FAILED, step)
-            return
-        verdict = decide(
-            prior,
-            fingerprint,
-            idempotent=vertex.idempotent or vertex.is_map,
-            reconcilable=vertex.reconcilable,
-        )
-        if verdict.action is Action.REUSE:
+        elif (prior.kind, prior.reason, prior.input) == (ev.SKIPPED, ev.CONDITION, fingerprint):
+            self.settle(i, Settled.SKIPPED, step)
+        elif prior.kind == ev.COMPLETED and prior.input == fingerprint:
             self._reuse(vertex, prior, fingerprint, step)
-        elif verdict.action is Action.HOLD:
-            run.hold(path, prior, verdict, step)
-            self.settle(i, Settled.OPEN_QUESTION, step)
-        else:
+        elif vertex.waits or vertex.is_map or vertex.is_loop or vertex.body is not None:
             if prior.kind == ev.COMPLETED:
-                run.reset(prior, verdict.reason, step)
-            self._run(vertex, fingerprint, step, reconcile=verdict is RECONCILE)
+                run.reset(prior, "input_changed", step)
+            self._run(vertex, fingerprint, step, prior=prior)
+        elif self.opens(vertex, prior, fingerprint, step):
+            self._run(vertex, fingerprint, step, prior=prior)
+
+    def opens(
+        self,
+        vertex: Vertex,
+        prior: Record,
+        fingerprint: bytes,
+        step: Step,
+        feed: Any = None,
+        k: int = -1,
+    ) -> bool:
+        """Say whether a path that has not completed with this input is to run; settle it if a person has said
+        what it did, leave it to a person if only one can say.
+        """
+        run, path = self.run, prior.path or ""
+        idempotent = vertex.idempotent or vertex.body is not None or run.may_change(vertex, path)
+        if (
+            uncertain(prior, vertex.idempotent)
+            and (word := resolution(path, prior, run.snapshot)) is not None
+        ):
+            self.take_word(vertex, path, prior, fingerprint, word, step, feed, k)
+            return False
+        verdict = decide(prior, fingerprint, idempotent=idempotent, reconcilable=vertex.reconcilable)
+        if verdict is HELD:
+            run.await_word(self, vertex, path, prior, step, fingerprint=fingerprint, feed=feed, index=k)
+            return False
+        if verdict.action is Action.HOLD:
+            run.uncertain.append(path)
+            if feed is None:
+                self.settle(vertex.index, Settled.OPEN_QUESTION, step)
+            else:
+                feed.lose(k, step)
+            return False
+        if prior.kind == ev.COMPLETED:
+            run.reset(prior, verdict.reason, step)
+        return True
+
+    def take_word(
+        self,
+        vertex: Vertex,
+        path: str,
+        prior: Record,
+        fingerprint: bytes,
+        word: Record,
+        step: Step,
+        feed: Any = None,
+        k: int = -1,
+    ) -> None:
+        """A person has said what an uncertain path did: it completed with this output, or it failed."""
+        run, attempt = self.run, prior.attempt or 1
+        facts = word.facts
+        if facts.get("failed") is not None:
+            failure = NodeFailure(path, attempt, "Resolved", facts["failed"], "", "resolved", None)
+            record = ev.node_record(ev.FAILED, path, attempt, run.now(), "resolved", **failure.facts)
+            step.records.append(record._replace(input=fingerprint))
+            self.put_failed(vertex, failure, step, feed, k)
+            return
+        digest = word.digest or bytes(16)
+        told = json.dumps({"seq": word.seq, "by": facts.get("by", "")})
+        head = (ev.COMPLETED, "success", attempt, run.now(), path, "resolved", fingerprint, digest)
+        step.records.append(Record(*head, word.size, None, told))
+        self.put(vertex, Stored(path, word.seq or 0, digest), digest, step, feed, k)
+
+    def put(self, vertex: Vertex, cell: Any, digest: bytes, step: Step, feed: Any, k: int) -> None:
+        """Note what a path gave, be it a vertex, an item or a round."""
+        if feed is None:
+            self.complete(vertex.index, cell, digest, step)
+        else:
+            feed.settled(k, cell, digest, step)
+
+    def put_failed(self, vertex: Vertex, failure: NodeFailure, step: Step, feed: Any, k: int) -> None:
+        """Note that a path has failed for good."""
+        if feed is None:
+            self.run.failures[failure.path] = failure
+            self.fail(vertex.index, step)
+        else:
+            feed.failed(k, failure, step)
 
     def _reuse(self, vertex: Vertex, prior: Record, fingerprint: bytes, step: Step) -> None:
         out: Any = UNMADE
@@ -204,7 +291,9 @@ class Scope:
             if record is None:
                 raise CheckpointLost(self.run.run_id, path, "is missing")
             if record.kind == ev.COMPLETED:
-                cells.put(k, _cell(record), record.digest or bytes(16))
+                cells.put(k, cell_of(record), record.digest or bytes(16))
+            elif record.kind == ev.SKIPPED:
+                cells.put(k, NULL, NULL_DIGEST)
             else:
                 text = item_failure(failure_of(record))
                 cells.put(k, text, codec.digest(text))
@@ -212,20 +301,122 @@ class Scope:
 
     # -- making ready ---------------------------------------------------------------------------------
 
-    def _run(self, vertex: Vertex, fingerprint: bytes, step: Step, *, reconcile: bool = False) -> None:
+    def _run(
+        self,
+        vertex: Vertex,
+        fingerprint: bytes,
+        step: Step,
+        *,
+        prior: Record | None = None,
+        asked: bool = False,
+    ) -> None:
+        """Make a vertex ready. `asked`: its `when=` has said yes."""
         i = vertex.index
         unmade = {p for p in vertex.source_parents if self.out[p] is UNMADE}
         if unmade:
             self.lacking[i] = len(unmade)
             for parent in unmade:
-                self.later(self._remake, parent, i)
+                self.run.later(self._remake, parent, i)
         elif vertex.is_map:
             self._spread(vertex, fingerprint, step)
+        elif vertex.node.when is not None and not asked and not self._was_asked(prior, fingerprint):
+            step.opens.append(self._job(vertex, fingerprint, None, asking=True))
+        elif vertex.waits:
+            self.run.await_word(self, vertex, self.path(vertex), prior, step, fingerprint=fingerprint)
+        elif vertex.is_loop:
+            cell, digest = self._first(self.body.origins[i][0], vertex)
+            Loop(self, vertex, fingerprint, cell, digest).start(step)
+        elif vertex.body is not None:
+            Nest(self, vertex, self.path(vertex), fingerprint, [], []).start(step)
         else:
-            job = Job(self.run, self, vertex, self.path(vertex), fingerprint, self.gates[i])
-            self.run.adopt_history(job)
-            job.reconcile, job.again = reconcile, i in self.remaking
-            step.opens.append(job)
+            step.opens.append(self._job(vertex, fingerprint, self.run.gates[vertex]))
+
+    def run_again(self, vertex: Vertex, fingerprint: bytes, step: Step) -> None:
+        """A person wants a vertex that was held to run again."""
+        self._run(vertex, fingerprint, step, asked=True)
+
+    def _job(self, vertex: Vertex, fingerprint: bytes, gate: Gate | None, *, asking: bool = False) -> Job:
+        job = Job(self.run, self, vertex, self.path(vertex), fingerprint, gate)
+        self.run.adopt_history(job)
+        job.again, job.asking = vertex.index in self.remaking, asking
+        if asking:
+            job.reconcile = False
+            if vertex.is_loop:
+                job.cells = [self._first(self.body.origins[vertex.index][0], vertex)[0]]
+        return job
+
+    @staticmethod
+    def _was_asked(prior: Record | None, fingerprint: bytes) -> bool:
+        """Say whether the condition said yes to this very input before: then something of it began."""
+        begun = prior is not None and prior.kind in {ev.STARTED, ev.FAILED, ev.INTERRUPTED, ev.CANCELLED}
+        return begun and prior is not None and prior.input == fingerprint
+
+    def say_yes(self, job: Job, step: Step) -> None:
+        """The condition of a path holds: it runs."""
+        vertex, feed, k = job.vertex, job.feed, job.index
+        if feed is not None and vertex.body is not None:
+            feed.enter(k, step)
+        elif feed is not None:
+            again = job.next(job.attempt)
+            again.gate, again.reconcile = self.run.gates[vertex], False
+            step.opens.append(again)
+        else:
+            self._run(vertex, job.fingerprint, step, asked=True)
+
+    def say_no(self, job: Job, step: Step) -> None:
+        """The condition of a path does not hold: it is skipped."""
+        now = self.run.now()
+        record = ev.node_record(ev.SKIPPED, job.path, job.attempt - 1 or None, now, ev.CONDITION)
+        step.records.append(record._replace(input=job.fingerprint))
+        if job.feed is not None:
+            job.feed.settled(job.index, NULL, NULL_DIGEST, step)
+        else:
+            self.settle(job.vertex.index, Settled.SKIPPED, step)
+
+    def _first(self, source: Source, vertex: Vertex) -> tuple[Any, bytes]:
+        """Give what the first round of a loop receives, and its digest."""
+        if source.kind == "constant":
+            text = codec.pack(source.value)
+            return text, codec.digest(text)
+        if source.kind == "input":
+            given = self.inputs[source.name]
+            return given.cell, given.digest
+        out = self.out[source.place]
+        if isinstance(out, Cells):
+            out = whole(out)
+        return NULL if out is None else out, self.digests[source.place]
+
+    # -- what lies in the store -----------------------------------------------------------------------
+
+    def lacks(self, vertex: Vertex, cells: Sequence[Any]) -> bool:
+        """Say whether something a vertex receives is not in memory: an output of an earlier process, or a big
+        one.
+        """
+        for parent in vertex.value_parents:
+            out = self.out[parent]
+            if type(out) is Stored or (type(out) is Cells and out.stored):
+                return True
+        return any(type(cell) is Stored for cell in cells)
+
+    async def load(self, vertex: Vertex, cells: list[Any]) -> None:
+        """Read what a vertex receives and what lies in the store."""
+        run, out = self.run, self.out
+        for parent in vertex.value_parents:
+            cell = out[parent]
+            if isinstance(cell, Stored):
+                (out[parent],) = await run.services.fetch(run.run_id, [cell])
+            elif isinstance(cell, Cells) and cell.stored:
+                await self.load_cells(cell.cells)
+                cell.stored = False
+        await self.load_cells(cells)
+
+    async def load_cells(self, cells: list[Any]) -> None:
+        """Read those of these outputs that lie in the store."""
+        missing = [k for k, cell in enumerate(cells) if isinstance(cell, Stored)]
+        if missing:
+            texts = await self.run.services.fetch(self.run.run_id, [cells[k] for k in missing])
+            for k, text in zip(missing, texts, strict=True):
+                cells[k] = text
 
     def _remake(self, i: int, waiter: int, step: Step) -> None:
         """Have a pure vertex that completed earlier made again, since somebody needs its value."""
@@ -239,7 +430,7 @@ class Scope:
             self.lacking[waiter] -= 1
             if not self.lacking[waiter]:
                 del self.lacking[waiter]
-                self.later(self._run, self.rules[waiter], self.fingerprint(self.rules[waiter]))
+                self.run.later(self._run, self.rules[waiter], self.fingerprint(self.rules[waiter]))
 
     def _not_remade(self, i: int, step: Step) -> None:
         stuck = deque([i])
@@ -260,7 +451,7 @@ class Scope:
             self.run.background(self._spread_later(vertex, fingerprint))
             return
         try:
-            lists = [self._listing(source) for source in self.run.origins[vertex.index]]
+            lists = [self._listing(source) for source in self.body.origins[vertex.index]]
             if len({len(each) for each in lists}) > 1:
                 sizes = ", ".join(
                     f"{name}: {len(each)}" for name, each in zip(vertex.node.for_each, lists, strict=True)
@@ -278,7 +469,7 @@ class Scope:
             feed.resume(step, self.run.snapshot.counts.get(feed.path, 0))
         self._stream_children(vertex)
         if feed.left:
-            step.opens.append(feed)
+            feed.offer(step)
         else:
             feed.finish(step)
 
@@ -301,15 +492,17 @@ class Scope:
             self.fail(vertex.index, step, Settled.OPEN_QUESTION)
         else:
             self._spread(vertex, fingerprint, step)
-        self.advance(step)
         self.run.hand_over(step)
 
     def _listing(self, source: Source) -> Listing:
         """Give the list that a map runs over."""
         if source.kind == "input":
-            text, _ = self.run.inputs[source.name]
-            types = self.run.input_types.get(source.name, codec.EMPTY)
-            return Values(_list(codec.unpack(text, types), f"the input {source.name!r}"), types)
+            given = self.inputs[source.name]
+            if isinstance(given.cell, Raw):
+                return Raws(_list(given.cell.value, f"the input {source.name!r}"), given.digest)
+            return Values(
+                _list(codec.unpack(given.cell, given.types), f"the input {source.name!r}"), given.types
+            )
         out, parent = self.out[source.place], self.rules[source.place]
         if out is None:
             return Values((), codec.EMPTY)  # the parent was skipped or failed, and this map runs all the same
@@ -322,7 +515,7 @@ class Scope:
     def _stream_children(self, vertex: Vertex) -> None:
         for child in vertex.children:
             if self.rules[child].chained:
-                self.later(self._try_streaming, self.rules[child])
+                self.run.later(self._try_streaming, self.rules[child])
 
     def _try_streaming(self, vertex: Vertex, step: Step) -> None:
         """Spread out a chained map before the maps above have ended, once all else that it needs is there."""
@@ -339,7 +532,7 @@ class Scope:
 
     def _stream(self, vertex: Vertex, step: Step) -> None:
         lists: list[Listing] = []
-        for source in self.run.origins[vertex.index]:
+        for source in self.body.origins[vertex.index]:
             feed = self.feeds.get(source.place) if source.kind == "parent" else None
             try:
                 lists.append(self._listing(source) if feed is None else feed.cells)
@@ -368,317 +561,3 @@ def _list(value: Any, what: str) -> Sequence[Any]:
     if isinstance(value, list | tuple):
         return value
     raise TypeError(f"for_each needs a list or tuple; {what} gave {type(value).__name__}")
-
-
-class Feed:
-    """One map, spread out: which of its items are ready, running, settled. A source of the pool that gives
-    its items.
-
-    `todo` are the items that are ready; None: all of them from `next` on. `fingerprint` None: the map
-    streams, and what it receives is known only when the maps above have ended. `shifted`: its items are not
-    those of an earlier process.
-    """
-
-    def __init__(self, scope: Scope, vertex: Vertex, fingerprint: bytes | None, lists: list[Listing]) -> None:
-        self.run, self.scope, self.vertex, self.fingerprint, self.lists = (
-            scope.run,
-            scope,
-            vertex,
-            fingerprint,
-            lists,
-        )
-        self.path, self.gate = scope.path(vertex), scope.gates[vertex.index]
-        self.attempt = self.run.next_attempt(self.path)
-        self.cap = vertex.node.concurrency or 1 << 60
-        self.count = self.left = len(lists[0])
-        self.cells = Cells(self.count)
-        self.todo: deque[int] | None = None
-        self.next = self.live = self.failed_in_row = 0
-        self.queued = self.given_up = self.shifted = False
-        self.failures: dict[int, NodeFailure] = {}
-        self.lost: set[int] = set()  # items that ended without a value
-        self._seen = bytearray(self.count)  # items of a streaming map that all of what is above has reached
-        self.shared: dict[str, Any] = {}  # what all items receive, decoded once
-        self.began = self.run.services.clock.monotonic()
-        # what an item receives, in the order of the fingerprint: a digest, or the number of the list it is
-        # taken from
-        places = iter(range(len(lists)))
-        items = {b.parameter for b in vertex.bindings if b.source.kind == "item"}
-        fed = [b.parameter for b in vertex.bindings if b.source.kind != "context"]
-        self._parts: list[bytes | int] = [
-            next(places) if name in items else scope.part(source)
-            for name, source in zip(fed, vertex.received, strict=True)
-        ]
-
-    # as a source of the pool
-
-    @property
-    def dropped(self) -> bool:
-        return self.run.stopping is not None
-
-    @property
-    def more(self) -> bool:
-        if self.live >= self.cap or self.given_up:
-            return False
-        return self.next < self.count if self.todo is None else bool(self.todo)
-
-    def take(self) -> Job:
-        if self.todo is not None:
-            return self._job(self.todo.popleft())
-        self.next += 1
-        return self._job(self.next - 1)
-
-    def _item(self, k: int) -> tuple[list[Any], bytes]:
-        """Give what item k receives of the lists, and its fingerprint."""
-        found = [each.get(k) for each in self.lists]
-        parts = (found[p][1] if isinstance(p, int) else p for p in self._parts)
-        return [cell for cell, _ in found], self.vertex.fingerprint(parts)
-
-    def _job(self, k: int) -> Job:
-        self.live += 1  # given back by the run when the job has ended
-        cells, fingerprint = self._item(k)
-        job = Job(
-            self.run, self.scope, self.vertex, f"{self.path}[{k}]", fingerprint, self.gate, self, k, cells
-        )
-        self.run.adopt_history(job)
-        return job
-
-    # -- what has been before -------------------------------------------------------------------------
-
-    def resume(self, step: Step, former_count: int) -> None:
-        """Match the items with what an earlier process has done of this map: by digest and occurrence, then
-        by place.
-        """
-        paths = {} if self.vertex.pure else self.run.snapshot.paths  # a pure map keeps nothing
-        self.todo = deque()
-        fingerprints = [self._item(k)[1] for k in range(self.count)]
-        priors = [paths.get(f"{self.path}[{k}]") for k in range(max(self.count, former_count))]
-        spare = _Spare()
-        for k, prior in enumerate(priors):
-            if prior is None or prior.kind != ev.COMPLETED:
-                continue
-            if k < self.count and prior.input == fingerprints[k]:
-                self._reuse(k, prior)
-            elif prior.reason != PASSED:
-                spare.add(k, prior)
-                self.shifted = True
-        self._keep_tolerated(fingerprints, priors)
-        self._fill(fingerprints, priors, spare, step)
-        for prior in priors[self.count :]:
-            if prior is not None and prior.kind != ev.WITHDRAWN:
-                path, now = prior.path or "", self.run.now()
-                step.records.append(ev.node_record(ev.WITHDRAWN, path, prior.attempt, now, "item_gone"))
-
-    def _keep_tolerated(self, fingerprints: list[bytes], priors: list[Record | None]) -> None:
-        """Failures that were tolerated stay so while they are few enough; those of a failed map run again."""
-        former = self.run.snapshot.paths.get(self.path)
-        if self.vertex.node.tolerate is None or (former is not None and former.kind == ev.FAILED):
-            return
-        failed = {
-            k: prior
-            for k, prior in enumerate(priors[: self.count])
-            if prior is not None
-            and (prior.kind, prior.input) == (ev.FAILED, fingerprints[k])
-            and prior.reason != ev.RETRY
-        }
-        if tolerated(self.vertex.node.tolerate, len(failed), self.count):
-            for k, prior in failed.items():
-                self.failures[k] = failure_of(prior)
-                text = item_failure(self.failures[k])
-                self.cells.put(k, text, codec.digest(text))
-                self.left -= 1
-
-    def _fill(
-        self, fingerprints: list[bytes], priors: list[Record | None], spare: _Spare, step: Step
-    ) -> None:
-        """Settle or open the items that are not what stood at their place before."""
-        assert self.todo is not None
-        rest = [k for k in range(self.count) if self.cells.cells[k] is None]
-        passed = {k: self._passed(k) for k in rest} if self.vertex.chained else {}
-        moved = {k: spare.take(fingerprints[k]) for k in rest if passed.get(k) is None}
-        for k in rest:
-            found, through = moved.get(k), passed.get(k)
-            if through is not None:
-                self._pass_on(k, through, fingerprints[k], step)
-            elif found is not None:
-                self._adopt(k, found, step)
-            elif self._opens(k, priors[k], fingerprints[k], step, displaced=k in spare.taken):
-                self.todo.append(k)
-
-    def _reuse(self, k: int, prior: Record) -> None:
-        self.cells.put(k, _cell(prior), prior.digest or bytes(16))
-        self.left -= 1
-
-    def _adopt(self, k: int, prior: Record, step: Step) -> None:
-        """Item k stood at another place of the list before; its output stays where it is."""
-        facts = json.dumps(prior.facts | {"seq": Stored.of(prior).seq, "from": prior.path})
-        moved = prior._replace(
-            path=f"{self.path}[{k}]", at=self.run.now(), reason=ev.MOVED, data=facts, seq=None
-        )
-        step.records.append(moved)
-        self._reuse(k, moved)
-
-    def _opens(
-        self, k: int, prior: Record | None, fingerprint: bytes, step: Step, *, displaced: bool = False
-    ) -> bool:
-        """Say whether item k is to run. `displaced`: what stood at its place stands elsewhere now, so it is a
-        new one.
-        """
-        vertex = self.vertex
-        verdict = decide(prior, fingerprint, idempotent=vertex.idempotent, reconcilable=vertex.reconcilable)
-        if prior is not None and prior.reason == PASSED:
-            return True  # no body of it ever began
-        completed = prior is not None and prior.kind == ev.COMPLETED
-        if verdict.action is Action.HOLD and not (displaced and completed):
-            self.run.hold(f"{self.path}[{k}]", prior, verdict, step)
-            self.lose(k, step)
-            return False
-        if completed and prior is not None:
-            self.run.reset(prior, verdict.reason, step)
-        return True
-
-    # -- how items end --------------------------------------------------------------------------------
-
-    def settled(self, k: int, cell: Any, digest: bytes, step: Step) -> None:
-        """Item k has a value."""
-        self.cells.put(k, cell, digest)
-        self.left -= 1
-        self.failed_in_row = 0
-        for child in self.scope.streaming.get(self.vertex.index, ()):
-            self.scope.later(child.arrived, k)
-        if not self.left:
-            self.finish(step)
-
-    def failed(self, k: int, failure: NodeFailure, step: Step) -> None:
-        """Item k has failed for good."""
-        self.failures[k] = failure
-        row = self.failed_in_row + 1
-        if self.vertex.node.tolerate is None:
-            self.lose(k, step)
-        else:
-            text = item_failure(failure)
-            self.settled(k, text, codec.digest(text), step)
-        self.failed_in_row = row
-        limit = self.vertex.retry.give_up_after
-        if limit is not None and row >= limit and not self.given_up:
-            self.given_up = True
-            rest = range(self.next, self.count) if self.todo is None else list(self.todo)
-            for waiting in rest:
-                self.lose(waiting, step)
-
-    def lose(self, k: int, step: Step) -> None:
-        """Item k has ended without a value, or never becomes ready; nor does what takes it below."""
-        if k in self.lost:
-            return  # two of the maps above say so
-        self.lost.add(k)
-        self.left -= 1
-        for child in self.scope.streaming.get(self.vertex.index, ()):
-            self.scope.later(child.lose, k)
-        if not self.left:
-            self.finish(step)
-
-    def _passed(self, k: int) -> str | None:
-        """Give what item k hands on uncalled, if a map above has no value for it."""
-        above = (each.cells[k] for each in self.lists if isinstance(each, Cells))
-        return next((cell for cell in above if _passes(cell)), None)
-
-    def _pass_on(self, k: int, cell: str, fingerprint: bytes, step: Step) -> None:
-        now, path, facts = self.run.now(), f"{self.path}[{k}]", json.dumps({"passed": cell})
-        digest = codec.digest(cell)
-        step.records.append(
-            Record(
-                ev.COMPLETED, "success", 1, now, path, PASSED, fingerprint, digest, len(cell), 0, facts, cell
-            )
-        )
-        self.settled(k, cell, digest, step)
-
-    def arrived(self, k: int, step: Step) -> None:
-        """An item above has settled: if all that this item takes is there, it can begin once that is
-        durable.
-        """
-        above = [each.cells[k] for each in self.lists if isinstance(each, Cells)]
-        if self._seen[k] or any(cell is None for cell in above):
-            return
-        self._seen[k] = 1  # each of the maps above says that it has settled
-        passed = self._passed(k)
-        prior = None if self.vertex.pure else self.run.snapshot.paths.get(f"{self.path}[{k}]")
-        fingerprint = self._item(k)[1] if prior is not None or passed is not None else b""
-        if prior is not None and prior.kind == ev.COMPLETED and prior.input == fingerprint:
-            self.settled(k, _cell(prior), prior.digest or bytes(16), step)
-        elif passed is not None:
-            self._pass_on(k, passed, fingerprint, step)
-        elif prior is None or self._opens(k, prior, fingerprint, step):
-            step.arrivals.append((self, k))
-
-    def finish(self, step: Step) -> None:
-        """All items have ended, or what is above has: a streaming map ends with both, and fails with what is
-        above.
-        """
-        scope, i, node = self.scope, self.vertex.index, self.vertex.node
-        if self.left or scope.left[i] or not (scope.state[i] == OPEN or i in scope.remaking):
-            return
-        whole = not self.lost and scope.joined(self.vertex) is Join.RUN
-        if whole and tolerated(node.tolerate, len(self.failures), self.count):
-            digest = hashlib.sha256(b"%d:" % self.count + self.cells.digests).digest()[:16]
-            step.records.append(self._record(ev.COMPLETED, "success", None, digest))
-            step.concludes = True
-            scope.complete(
-                i, self.cells, digest if not self.vertex.pure else self.fingerprint or digest, step
-            )
-            return
-        self.run.failures.update((failure.path, failure) for failure in self.failures.values())
-        how = Settled.FAILED
-        if self.failures:
-            step.records.append(self._record(ev.FAILED, "failed", "items_failed", None))
-        else:  # what stopped it is elsewhere: above it, or with a person
-            held, uncertain = any(map(self._owns, self.run.held)), any(map(self._owns, self.run.uncertain))
-            kind = ev.WAITING if held else ev.INTERRUPTED if uncertain else ev.WITHDRAWN
-            reason = "held" if held else "uncertain" if uncertain else "upstream_failed"
-            step.records.append(self._record(kind, ev.r5_word(kind) or "", reason, None))
-        if self.asks or (scope.bad.get(i) or [0] * 4)[Settled.OPEN_QUESTION]:
-            how = Settled.OPEN_QUESTION
-        scope.fail(i, step, how)
-
-    @property
-    def asks(self) -> bool:
-        """Whether an item waits for a person's word."""
-        return any(map(self._owns, (*self.run.held, *self.run.uncertain))) or bool(self.run.lost)
-
-    def _owns(self, path: str) -> bool:
-        return path.startswith(self.path + "[")
-
-    def _record(self, kind: str, status: str, reason: str | None, digest: bytes | None) -> Record:
-        if self.fingerprint is None:
-            self.fingerprint = self.scope.fingerprint(self.vertex)
-        took = max(0, round((self.run.services.clock.monotonic() - self.began) * 1e6))
-        facts = json.dumps({"count": self.count, "failed": len(self.failures)})
-        now = self.run.now()
-        return Record(
-            kind, status, self.attempt, now, self.path, reason, self.fingerprint, digest, None, took, facts
-        )
-
-    def start_record(self) -> Record:
-        """Give the record that the map was spread out into so many items."""
-        facts = json.dumps({"count": self.count})
-        return Record(
-            ev.STARTED, "running", self.attempt, self.run.now(), self.path, None, self.fingerprint, data=facts
-        )
-
-
-@dataclass(slots=True)
-class _Spare:
-    """Completed items that are not at their old place any more, by what they had received."""
-
-    by_input: dict[bytes | None, deque[tuple[int, Record]]] = field(default_factory=dict)
-    taken: set[int] = field(default_factory=set)
-
-    def add(self, k: int, prior: Record) -> None:
-        self.by_input.setdefault(prior.input, deque()).append((k, prior))
-
-    def take(self, fingerprint: bytes) -> Record | None:
-        found = self.by_input.get(fingerprint)
-        if not found:
-            return None
-        k, prior = found.popleft()
-        self.taken.add(k)
-        return prior

@@ -390,7 +390,7 @@ def projected(unit: Unit) -> dict[str, Any]:
     """Give the columns of the run's row that this unit sets, all its records together."""
     columns: dict[str, Any] = {}
     for record in unit.records:
-        if record.path is None:
+        if record.status is None:
             columns |= projection(record) or {}
     guard = unit.guard
     if isinstance(guard, NewRun) and guard.session is None:
@@ -498,10 +498,11 @@ class MemoryStore:
             return StoreFailed(stored_error(self.name, error))
         if unit.sql:
             return SqlFailed(StoreError(f"{self.name} cannot run SQL of your own: use a database file"))
+        before = len(self._book.journal)
         run = self._effects.get(type(guard), _run_of)(guard, unit)
         if not run:
             return Committed(0)
-        seq = 0
+        seq = len(self._book.journal) if len(self._book.journal) > before else 0
         for record in unit.records:
             seq = self._append(run, record)
         self._project(run, unit)

@@ -44,7 +44,7 @@ from dagresume import codec
 from dagresume.engine import Engine
 from dagresume.errors import UncertainNode
 from dagresume.executor import Call, Executor
-from dagresume.planner import vertices
+from dagresume.planner import Body
 from dagresume.sqlite import SQLiteStore
 from dagresume.store import Holder, Loaded, LogLine, Outcome, RunRow, Session, Store, Unit
 from dagresume.workflow import Workflow
@@ -639,7 +639,7 @@ def _workflow(target: str) -> Workflow:
 
 def _describe(target: str) -> list[dict[str, Any]]:
     """Give what a check needs to know of the nodes, in their order."""
-    rules = vertices(_workflow(target).compiled)
+    rules = Body(_workflow(target).compiled).rules
     return [
         {
             "id": v.id,

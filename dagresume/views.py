@@ -9,12 +9,21 @@ from datetime import datetime
 from typing import Any
 
 from dagresume.clock import to_datetime
-from dagresume.events import FAILED, NodeStatus, Record, RunStatus, Snapshot, segments, status_of
+from dagresume.events import (
+    FAILED,
+    NodeStatus,
+    Record,
+    RunStatus,
+    Snapshot,
+    enclosing,
+    segments,
+    status_of,
+)
 from dagresume.observe import failure_of
 from dagresume.policy import Join, NodeFailure, join
 from dagresume.store import Holder, Loaded, RunRow
 
-__all__ = ["NodeInfo", "RunInfo", "run_info", "stored_as", "wanted_statuses"]
+__all__ = ["NodeInfo", "RunInfo", "run_info", "runs_function", "stored_as", "wanted_statuses"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,7 @@ def run_info(row: RunRow, holder: Holder | None, loaded: Loaded | None = None) -
     failures = {
         p: n.failure for p, n in nodes.items() if n.failure is not None and n.status is NodeStatus.FAILED
     }
+    nodes = _with_waiting(nodes, live=status is RunStatus.RUNNING)
     return RunInfo(
         row.run_id, row.workflow, row.version, row.key, status, reason,
         to_datetime(row.created_at), to_datetime(row.updated_at),
@@ -90,6 +100,18 @@ def _nodes(loaded: Loaded, *, live: bool) -> dict[str, NodeInfo]:
             if path == id_ and found.status is NodeStatus.PENDING:
                 found = replace(found, status=_unborn(node, nodes))
             nodes[path] = found
+    return nodes
+
+
+def _with_waiting(nodes: dict[str, NodeInfo], *, live: bool) -> dict[str, NodeInfo]:
+    """A map, loop or sub-workflow in which something waits, and that nobody runs now, waits itself."""
+    if live:
+        return nodes
+    for path in [p for p, info in nodes.items() if info.status is NodeStatus.WAITING]:
+        for around in enclosing(path):
+            outer = nodes.get(around)
+            if outer is not None and outer.status is NodeStatus.INTERRUPTED and outer.reason is None:
+                nodes[around] = replace(outer, status=NodeStatus.WAITING, reason=nodes[path].reason)
     return nodes
 
 
@@ -127,26 +149,60 @@ def _node(record: Record, *, live: bool) -> NodeInfo:
 def _only_unhandled(
     failures: Mapping[str, NodeFailure], nodes: Mapping[str, NodeInfo], loaded: Loaded | None
 ) -> dict[str, NodeFailure]:
-    """Leave out maps (their items say more), what was tolerated, and what a child that runs on failures dealt
-    with.
+    """Leave out what only passes on a failure inside it, what was tolerated, and what a child that runs on
+    failures dealt with.
     """
     if loaded is None or not failures:
         return {}
-    graph = {node["id"]: node for node in json.loads(loaded.graph)["nodes"]}
-    completed = {id_ for id_ in graph if id_ in nodes and nodes[id_].status is NodeStatus.COMPLETED}
-    handlers = [graph[id_] for id_ in completed if graph[id_].get("trigger") == "any_failed"]
-    dealt = {parent for node in handlers for parent in node["parents"]}
-    kept = {}
-    for path, failure in failures.items():
-        node, index = segments(path)[0]
-        outer = nodes.get(node)
-        tolerated = index is not None and outer is not None and outer.status is NodeStatus.COMPLETED
-        a_map = (
-            index is None and graph.get(node, {}).get("type") == "map" and failure.reason == "items_failed"
-        )
-        if node not in dealt and not tolerated and not a_map:
-            kept[path] = failure
-    return kept
+    graph = json.loads(loaded.graph)
+    return {
+        path: failure
+        for path, failure in failures.items()
+        if failure.reason not in _PASSED_ON and not _is_dealt_with(graph, path, nodes)
+    }
+
+
+_PASSED_ON = frozenset({"items_failed", "inner_failed", "round_failed"})
+
+
+def _is_dealt_with(graph: Mapping[str, Any], path: str, nodes: Mapping[str, NodeInfo]) -> bool:
+    """Say whether something around a path has completed all the same, or a child has dealt with the failure
+    of it or of what is around it.
+    """
+    prefix = ""
+    for node, index in segments(path):
+        here = prefix + node
+        item = here if index is None else f"{here}[{index}]"
+        if any(_completed(nodes, around) for around in (here, item) if around != path):
+            return True
+        for child in graph["nodes"]:
+            handles = child.get("trigger") == "any_failed" and node in child["parents"]
+            if handles and _completed(nodes, prefix + child["id"]):
+                return True
+        prefix = item + "/"
+        graph = node_at(graph, node).get("body", {"nodes": []})
+    return False
+
+
+def _completed(nodes: Mapping[str, NodeInfo], path: str) -> bool:
+    return path in nodes and nodes[path].status is NodeStatus.COMPLETED
+
+
+def node_at(graph: Mapping[str, Any], node: str) -> Mapping[str, Any]:
+    """Give a node of a stored graph; an empty one if it is not in it."""
+    return next((found for found in graph["nodes"] if found["id"] == node), {})
+
+
+def runs_function(graph: Mapping[str, Any], path: str) -> bool:
+    """Say whether a function runs at this path, by the stored graph: not at a map or loop as a whole, a
+    sub-workflow or a wait.
+    """
+    told: Mapping[str, Any] = {"body": graph}
+    for node, _ in segments(path):
+        told = node_at(told.get("body", {"nodes": []}), node)
+    if "function" not in told:
+        return False
+    return path.endswith("]") or ("for_each" not in told and told["type"] != "loop")
 
 
 def wanted_statuses(status: str | Sequence[str] | None) -> frozenset[RunStatus] | None:

@@ -7,7 +7,7 @@ import inspect
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overload
 
 import networkx as nx
@@ -42,13 +42,70 @@ class Signature:
     asynchronous: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """A node that waits for a person's word."""
+
+    prompt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """A node that ends after so many seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class WaitFor:
+    """A node that waits for a signal of this name."""
+
+    event: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    """A node that is a workflow itself."""
+
+    workflow: Workflow
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A node whose body, a function or a workflow, runs in rounds: each receives what the one before gave.
+
+    `state` is the parameter (of a workflow: the input) that receives it.
+    """
+
+    initial: str | Value
+    until: Callable[[Any], Any]
+    max_iterations: int
+    state: str
+    workflow: Workflow | None = None
+
+
+What = Approval | Sleep | WaitFor | Inner | Loop | None
+WAITS: Final = (Approval, Sleep, WaitFor)
+_TYPES: Final = {
+    Approval: "approval",
+    Sleep: "sleep",
+    WaitFor: "wait_for",
+    Inner: "subworkflow",
+    Loop: "loop",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One vertex as it was declared. Ids and names of parents are not resolved yet."""
+    """One vertex as it was declared. Ids and names of parents are not resolved yet.
+
+    `what` says what it is if it is more, or less, than a function; `fn` is None if it has none.
+    """
 
     id: str
-    fn: Callable[..., Any]
+    fn: Callable[..., Any] | None
     signature: Signature
+    what: What = None
     depends_on: tuple[str, ...] = ()
     args: Mapping[str, str | Value] = field(default_factory=dict)
     for_each: Mapping[str, str] = field(default_factory=dict)
@@ -59,10 +116,23 @@ class Node:
     retry: Retry | None = None
     timeout: float | None = None
     limit: str | None = None
+    when: Callable[..., Any] | None = None
     trigger: Trigger = "none_failed"
+    compensate: Callable[..., Any] | None = None
     reconcile: Callable[..., Any] | None = None
     version: str = ""
     executor: Executor | None = None
+
+    @property
+    def type(self) -> str:
+        """What it is, in the words of the stored definition."""
+        kind = "node" if self.what is None else _TYPES[type(self.what)]
+        return "map" if self.for_each and kind == "node" else kind
+
+    @property
+    def workflow(self) -> Workflow | None:
+        """The workflow inside it, if there is one."""
+        return self.what.workflow if isinstance(self.what, Inner | Loop) else None
 
 
 class NodeOptions(TypedDict, total=False):
@@ -79,10 +149,35 @@ class NodeOptions(TypedDict, total=False):
     retry: Retry | None
     timeout: float | None
     limit: str | None
+    when: Callable[..., Any] | None
     trigger: Trigger
+    compensate: Callable[..., Any] | None
     reconcile: Callable[..., Any] | None
     version: str
     executor: Executor | None
+
+
+class InnerOptions(TypedDict, total=False):
+    """The options of `wf.subworkflow` beside its own."""
+
+    depends_on: Iterable[Ref] | Ref
+    concurrency: int | None
+    tolerate: float | None
+    idempotent: bool | None
+    when: Callable[..., Any] | None
+    trigger: Trigger
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """How runs of an older version are taken over: what nodes are called now, which are gone, how outputs
+    change.
+    """
+
+    rename: Mapping[str, str]
+    drop: frozenset[str]
+    transform: Mapping[str, Callable[[Any], Any]]
 
 
 class Workflow:
@@ -117,6 +212,11 @@ class Workflow:
         self._output = output
         self._nodes: dict[str, Node] = {}
         self._graph: Graph | None = None
+        self.migrations: dict[str, Migration] = {}
+        if on_failure not in {None, "rollback"}:
+            raise DefinitionError(
+                f"workflow {name!r}: on_failure={on_failure!r} is neither None nor 'rollback'."
+            )
 
     def __repr__(self) -> str:
         return f"Workflow({self.name!r}, version={self.version!r}, nodes={len(self._nodes)})"
@@ -150,11 +250,159 @@ class Workflow:
         return decorate
 
     def _add(self, fn: Callable[..., Any], scope: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-        node = declare(fn, scope, **options)
-        if node.id in self._nodes and not _replaces(fn):
+        self._put(declare(fn, scope, **options))
+
+    def _put(self, node: Node) -> None:
+        if node.id in self._nodes and not (node.fn is not None and _replaces(node.fn)):
             raise DuplicateNode(self.name, node.id)
         self._nodes[node.id] = node
         self._graph = None
+
+    def approval(
+        self,
+        id: str,
+        *,
+        depends_on: Iterable[Ref] | Ref = (),
+        prompt: str = "",
+        timeout: float | None = None,
+        trigger: Trigger = "none_failed",
+    ) -> None:
+        """Add a node that waits for a person's word (`Engine.decide`).
+
+        Its output is `{"approved": True, "by": …, "comment": …, "at": ISO time}`; a rejection fails it with
+        the reason `rejected`, and so does the end of `timeout` (seconds) with the reason `timeout`.
+        """
+        self._put(_waiting(id, Approval(str(prompt)), depends_on, timeout, trigger))
+
+    def sleep(
+        self,
+        id: str,
+        seconds: float,
+        *,
+        depends_on: Iterable[Ref] | Ref = (),
+        trigger: Trigger = "none_failed",
+    ) -> None:
+        """Add a node that completes, with None, `seconds` after what it depends on; no process need live
+        meanwhile.
+        """
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e9:
+            raise DefinitionError(f"node {id!r}: sleep for {seconds!r}? Give seconds, 0 or more.")
+        self._put(_waiting(id, Sleep(float(seconds)), depends_on, None, trigger))
+
+    def wait_for(
+        self,
+        id: str,
+        event: str,
+        *,
+        depends_on: Iterable[Ref] | Ref = (),
+        timeout: float | None = None,
+        trigger: Trigger = "none_failed",
+    ) -> None:
+        """Add a node that waits for `Engine.signal(run_id, event, payload)`; its output is the payload.
+
+        Each signal is taken by one wait; one that comes early is kept for it. After `timeout` seconds it
+        fails.
+        """
+        if not isinstance(event, str) or not event:
+            raise DefinitionError(f"node {id!r}: the event to wait for is {event!r}; give its name.")
+        self._put(_waiting(id, WaitFor(event), depends_on, timeout, trigger))
+
+    def subworkflow(
+        self,
+        id: str,
+        other: Workflow,
+        *,
+        args: Mapping[str, Ref] | None = None,
+        for_each: Mapping[str, Ref] | None = None,
+        **options: Unpack[InnerOptions],
+    ) -> None:
+        """Add a workflow as a node of this one; its paths lie below the node's: `screen/score`.
+
+        Each input of `other` is fed like a parameter: named in `args` → that parent, run input or `Value`;
+        named in `for_each` → one item of it, one inner graph for each (`screen[3]/score`); else the node or
+        the run input of its name. The output is that of `Workflow(output=…)`, else of its only sink, else a dict of its sinks.
+        """
+        if not isinstance(other, Workflow):
+            raise DefinitionError(f"node {id!r}: a sub-workflow is a Workflow, not {other!r}.")
+        self._put(declare(None, {}, id=id, what=Inner(other), args=args, for_each=for_each, **options))
+
+    def loop(
+        self,
+        id: str | None = None,
+        body: Callable[..., Any] | Workflow | None = None,
+        *,
+        initial: Ref,
+        until: Callable[[Any], Any],
+        max_iterations: int,
+        **options: Any,
+    ) -> Any:
+        """Add a loop: `body` runs in rounds (`refine[0]`, `refine[1]`, …), each with what the last one gave.
+
+        `body` is a function (without it, this is a decorator) or a Workflow with the input `state`. The
+        parameter `state`, else its first one, receives `initial` (a parent, a run input or `Value`) and then
+        each round's output; the others are fed as a node's. `options` are those of a node, `for_each` too
+        (`refine[3]/refine[0]`). `until(state)` is asked after each round; at `max_iterations`
+        rounds without a yes the node fails, its rounds are kept. The output is the last state.
+        """
+        scope = _caller_locals()
+        if body is None:
+
+            def decorate(fn: F) -> F:
+                self._add_loop(id, fn, scope, initial, until, max_iterations, options)
+                return fn
+
+            return decorate
+        self._add_loop(id, body, scope, initial, until, max_iterations, options)
+        return body
+
+    def _add_loop(
+        self,
+        id: str | None,
+        body: Callable[..., Any] | Workflow,
+        scope: Mapping[str, Any],
+        initial: Ref,
+        until: Callable[[Any], Any],
+        max_iterations: int,
+        options: Mapping[str, Any],
+    ) -> None:
+        if not _whole(max_iterations):
+            raise DefinitionError(f"loop {id!r}: max_iterations={max_iterations!r}: a whole number from 1.")
+        first = initial if isinstance(initial, Value) else _name(initial)
+        inner = body if isinstance(body, Workflow) else None
+        if inner is not None and id is None:
+            raise DefinitionError("a loop over a workflow needs an id: wf.loop('refine', body, …).")
+        if options.get("for_each"):
+            self._put(_loop_in_map(id, body, scope, first, until, max_iterations, options))
+            return
+        fn = None if isinstance(body, Workflow) else body
+        signature = None if fn is None else _signature(str(id or _name(fn)), fn, scope)
+        state = (
+            "state" if signature is None else _state_of(str(id or _name(fn)), signature, options.get("args"))
+        )
+        loop = Loop(first, until, max_iterations, state, inner)
+        self._put(declare(fn, scope, **{**options, "id": id, "what": loop, "signature": signature}))
+
+    def migrate(
+        self,
+        from_version: str,
+        *,
+        rename: Mapping[str, str] | None = None,
+        drop: Iterable[str] = (),
+        transform: Mapping[str, Callable[[Any], Any]] | None = None,
+    ) -> None:
+        """Let runs of an older version go on as runs of this one.
+
+        `rename`: old node id → new one; `drop`: nodes that are gone; `transform`: new node id → function that
+        makes the new output of the old. What completed stays completed; nodes that are new run.
+        """
+        if str(from_version) == self.version:
+            raise DefinitionError(
+                f"workflow {self.name!r}: migrate({from_version!r}) leads from a version to itself;"
+                " raise version=."
+            )
+        self.migrations[str(from_version)] = Migration(
+            dict(rename or {}), frozenset(drop), dict(transform or {})
+        )
 
     @classmethod
     def from_graph(cls, name: str, graph: nx.DiGraph[Any], **options: Any) -> Workflow:
@@ -197,8 +445,19 @@ class Workflow:
     @property
     def compiled(self) -> Graph:
         """The checked graph of what is declared now; unchanged by what is declared later."""
-        if self._graph is None:
-            self._graph = Graph(self)
+        graph = self._compile(())
+        graph.check_pure()
+        return graph
+
+    def _compile(self, above: tuple[str, ...]) -> Graph:
+        """Give the graph, also as a part of other workflows: `above` are their names."""
+        if self.name in above:
+            chain = " → ".join((*above[above.index(self.name) :], self.name))
+            raise DefinitionError(f"workflow {self.name!r} contains itself: {chain}.")
+        nested = [node.workflow for node in self._nodes.values() if node.workflow is not None]
+        graphs = {id(wf): wf._compile((*above, self.name)) for wf in nested}
+        if self._graph is None or any(graphs[key] is not self._graph.inner[key] for key in graphs):
+            self._graph = Graph(self, graphs)
         return self._graph
 
     @property
@@ -227,14 +486,58 @@ class Workflow:
 
 # -- one node -------------------------------------------------------------------------------------------
 
-_OPTIONS: Final = frozenset(Node.__dataclass_fields__) - {"fn", "signature"}
+_OPTIONS: Final = frozenset(Node.__dataclass_fields__) - {"fn", "signature", "what"}
+_NOTHING: Final = Signature((), None, False, True)
+
+
+def _waiting(
+    id: str, what: What, depends_on: Iterable[Ref] | Ref, timeout: float | None, trigger: Trigger
+) -> Node:
+    return declare(None, {}, id=id, what=what, depends_on=depends_on, timeout=timeout, trigger=trigger)
+
+
+def _state_of(node: str, signature: Signature, args: Mapping[str, Any] | None) -> str:
+    """Give the parameter of a loop's function that receives the state: `state`, else the first that nothing
+    feeds.
+    """
+    names = [name for name, annotation, *_ in signature.parameters if not _is_context(annotation)]
+    free = [name for name in names if name not in (args or {})]
+    if not free:
+        raise BindingError(node, "state", "a loop's function needs a parameter that receives the state.")
+    return "state" if "state" in free else free[0]
+
+
+def _loop_in_map(
+    id: str | None,
+    body: Callable[..., Any] | Workflow,
+    scope: Mapping[str, Any],
+    initial: str | Value,
+    until: Callable[[Any], Any],
+    max_iterations: int,
+    options: Mapping[str, Any],
+) -> Node:
+    """A loop with `for_each` is a map over a workflow that holds the loop: `refine[3]/refine[0]`."""
+    name = _checked_id(_name(body) if id is None else id, "node id")
+    outer = {key: options[key] for key in InnerOptions.__annotations__ if key in options}
+    own = {
+        key: value
+        for key, value in options.items()
+        if key not in outer and key not in {"for_each", "args", "id"}
+    }
+    inner = Workflow(name)
+    inner._add_loop(name, body, scope, initial, until, max_iterations, own)
+    args = dict(options.get("args") or {})
+    if isinstance(initial, str) and initial not in options["for_each"]:
+        args.setdefault(initial, initial)
+    return declare(None, {}, id=name, what=Inner(inner), args=args, for_each=options["for_each"], **outer)
 
 
 def declare(
-    fn: Callable[..., Any],
+    fn: Callable[..., Any] | None,
     scope: Mapping[str, Any],
     *,
     id: str | None = None,
+    what: What = None,
     signature: Signature | None = None,
     depends_on: Iterable[Ref] | Ref = (),
     args: Mapping[str, Ref] | None = None,
@@ -246,7 +549,7 @@ def declare(
         raise DefinitionError(
             f"{unknown.pop()!r} is no option of a node. Options: {', '.join(sorted(_OPTIONS))}."
         )
-    if not callable(fn):
+    if what is None and not callable(fn):
         raise DefinitionError(f"a node is made of a function, not of {fn!r}. With options: @wf.node(…).")
     node_id = _checked_id(_name(fn) if id is None else id, "node id")
     if for_each is not None and not for_each:
@@ -256,7 +559,8 @@ def declare(
     node = Node(
         id=node_id,
         fn=fn,
-        signature=signature or _signature(node_id, fn, scope),
+        what=what,
+        signature=signature or (_NOTHING if fn is None else _signature(node_id, fn, scope)),
         depends_on=tuple(dict.fromkeys(_names(depends_on))),
         args={
             parameter: ref if isinstance(ref, Value) else _name(ref)
@@ -273,13 +577,14 @@ def _check_options(node: Node) -> None:
     names = {name for name, *_ in node.signature.parameters}
     for option, given in (("args", node.args), ("for_each", node.for_each)):
         for parameter in given:
-            if parameter not in names and not node.signature.accepts_any:
+            if parameter not in names and not node.signature.accepts_any and node.fn is not None:
                 raise BindingError(
                     node.id, parameter, f"named in {option}=, but {_name(node.fn)}() has no such parameter."
                 )
             if option == "for_each" and parameter in node.args:
                 raise BindingError(node.id, parameter, "named in args= and in for_each=; keep one of them.")
     _check_reconcile(node, names)
+    _check_when(node, names)
     problem = _problem(node)
     if problem:
         raise DefinitionError(f"node {node.id!r}: {problem}")
@@ -294,6 +599,20 @@ def _check_reconcile(node: Node, names: set[str]) -> None:
         if parameter.name not in names | {"ctx"} and not optional:
             problem = f"asked for by reconcile=, but {_name(node.fn)}() has none (the context is `ctx`)."
             raise BindingError(node.id, parameter.name, problem)
+
+
+def _check_when(node: Node, names: set[str]) -> None:
+    """`when=` may ask for what the node itself receives."""
+    if node.when is None:
+        return
+    if not callable(node.when) or _is_async(node.when):
+        raise DefinitionError(f"node {node.id!r}: when= takes a plain function over its parameters.")
+    for parameter in inspect.signature(node.when).parameters.values():
+        optional = parameter.default is not parameter.empty or parameter.kind is parameter.VAR_KEYWORD
+        if parameter.name not in names and not optional and node.fn is not None:
+            raise BindingError(
+                node.id, parameter.name, "asked for by when=, but the node receives no such thing."
+            )
 
 
 def _problem(node: Node) -> str | None:
@@ -330,6 +649,18 @@ def _problem(node: Node) -> str | None:
             f"executor={node.executor!r} takes a plain function, this one is async.",
         ),
         (node.reconcile is not None and not callable(node.reconcile), "reconcile= takes an async function."),
+        (
+            node.compensate is not None and not callable(node.compensate),
+            "compensate= takes an async function.",
+        ),
+        (
+            isinstance(node.what, Loop) and not node.checkpoint,
+            "checkpoint=False is not for loops: their rounds are what a resume goes on from.",
+        ),
+        (
+            isinstance(node.what, Loop) and not callable(node.what.until),
+            "until= takes a function of the state.",
+        ),
     )
     return next((message for wrong, message in checks if wrong), None)
 
@@ -492,10 +823,12 @@ class Graph:
     many parameters an edge feeds.
     """
 
-    def __init__(self, wf: Workflow) -> None:
-        self.workflow, self.version, self.idempotent = wf.name, wf.version, bool(wf.idempotent)
+    def __init__(self, wf: Workflow, inner: Mapping[int, Graph]) -> None:
+        self.workflow, self.version, self.idempotent = wf.name, wf.version, wf.idempotent
         self.retry, self.recovery, self.timeout = wf.retry or Retry(), wf.recovery, wf.timeout
-        declared = wf._nodes
+        self.budget, self.on_failure, self.migrations = wf.budget, wf.on_failure, wf.migrations
+        self.inner = inner
+        declared = {id_: self._with_inputs(node) for id_, node in wf._nodes.items()}
         self._declared_inputs = wf._declared
         self._sources: dict[str, Source] = {}
         self.inputs: dict[str, list[Any]] = {name: [hint] for name, hint in (wf._declared or {}).items()}
@@ -506,12 +839,6 @@ class Graph:
                     f"workflow {wf.name!r}: {name!r} is declared as an input and is a node too."
                 )
         edges = {id_: self._edges(node, declared) for id_, node in declared.items()}
-        for node in declared.values():
-            if not node.checkpoint and not (self.idempotent if node.idempotent is None else node.idempotent):
-                raise DefinitionError(
-                    f"node {node.id!r}: checkpoint=False is for pure nodes, which may run again:"
-                    " add idempotent=True."
-                )
         order = _topological(wf.name, {id_: found[0] for id_, found in edges.items()})
         self.ids: tuple[str, ...] = tuple(order)
         self.index: dict[str, int] = {id_: i for i, id_ in enumerate(order)}
@@ -528,7 +855,7 @@ class Graph:
             tuple(self._binding(declared[id_], name, where) for name, where in edges[id_][1]) for id_ in order
         )
         self.sources: tuple[tuple[Source, ...], ...] = tuple(
-            tuple(self._source(ref) for ref in node.for_each.values()) for node in self.nodes
+            tuple(self._source(ref) for ref in _listed(node)) for node in self.nodes
         )
         self.output: int | None = self._output(wf.output)
         self._networkx: nx.DiGraph[Any] | None = None
@@ -536,6 +863,48 @@ class Graph:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def check_pure(self, enclosing: bool | None = None) -> None:
+        """Raise DefinitionError for a node that is not stored and may not run again, here or in an inner
+        workflow.
+        """
+        default = enclosing if self.idempotent is None else self.idempotent
+        for node in self.nodes:
+            own = default if node.idempotent is None else node.idempotent
+            if not node.checkpoint and not own:
+                raise DefinitionError(
+                    f"node {node.id!r}: checkpoint=False is for pure nodes, which may run again:"
+                    " add idempotent=True."
+                )
+            if node.workflow is not None:
+                self.inner[id(node.workflow)].check_pure(own)
+
+    def _with_inputs(self, node: Node) -> Node:
+        """Give a node that holds a workflow the parameters that its inputs are."""
+        if node.workflow is None:
+            return node
+        graph = self.inner[id(node.workflow)]
+        if isinstance(node.what, Loop) and "state" not in graph.inputs:
+            raise DefinitionError(
+                f"loop {node.id!r}: workflow {graph.workflow!r} has no input 'state'; one of its nodes must"
+                " take it."
+            )
+        for name in (*node.args, *node.for_each):
+            if name not in graph.inputs:
+                near = nearest(name, graph.inputs)
+                hint = f" Did you mean {near!r}?" if near else ""
+                raise BindingError(node.id, name, f"workflow {graph.workflow!r} has no such input.{hint}")
+        parameters = tuple(
+            (
+                name,
+                hints[0] if hints else inspect.Parameter.empty,
+                graph.required.get(name) == "optional",
+                True,
+            )
+            for name, hints in graph.inputs.items()
+        )
+        returns = inspect.Parameter.empty
+        return replace(node, signature=Signature(parameters, returns, False, True))
 
     def _edges(
         self, node: Node, declared: Mapping[str, Node]
@@ -559,6 +928,8 @@ class Graph:
                 where.append((parameter, None))
                 continue
             ref: str | Value = node.args.get(name) or node.for_each.get(name) or name
+            if isinstance(node.what, Loop) and name == node.what.state:
+                ref = node.what.initial
             if isinstance(ref, str):
                 if ref in declared and (ref != node.id or name in node.args or name in node.for_each):
                     parents[ref] = None
@@ -611,6 +982,8 @@ class Graph:
         name, annotation, has_default, keyword = parameter
         if name in node.for_each and where is not None:
             source = Source("item", place=list(node.for_each).index(name))
+        elif isinstance(node.what, Loop) and name == node.what.state:
+            source = Source("item", place=0)
         elif isinstance(where, str) and where == node.id:
             source = Source("input", name=where)
         else:
@@ -659,6 +1032,11 @@ class Graph:
             hint = f" Or did you mean the node {near!r}?" if near else ""
             raise MissingInput(self.workflow, missing, hint)
         return inputs
+
+
+def _listed(node: Node) -> Iterable[str | Value]:
+    """Give what a node takes one by one: the lists of a map, the state of a loop."""
+    return (node.what.initial,) if isinstance(node.what, Loop) else node.for_each.values()
 
 
 def _is_context(annotation: Any) -> bool:

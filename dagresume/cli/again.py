@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dagresume.cli.command import Problem
 from dagresume.events import NodeStatus, segments
-from dagresume.planner import Decision, Vertex, vertices
+from dagresume.planner import Body, Decision, Vertex
 
 if TYPE_CHECKING:
     from dagresume.views import NodeInfo, RunInfo
@@ -49,7 +49,7 @@ class Again:
 
 def again(info: RunInfo, wf: Workflow, decisions: Iterable[Decision], start: str | None) -> Again:
     """Say what a retry of this run sets back; `start` None: what is uncertain or held."""
-    rules = vertices(wf.compiled)
+    rules = Body(wf.compiled).rules
     by_id = {vertex.id: vertex for vertex in rules}
     if start is None:
         asked = [d.path for d in decisions if d.reason in {"uncertain", "reconcile"} or d.action == "hold"]

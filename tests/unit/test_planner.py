@@ -24,7 +24,7 @@ from dagresume.events import (
     node_record,
     run_record,
 )
-from dagresume.planner import ABSENT, Vertex, decide, plan, uncertain, uncertain_paths, vertices
+from dagresume.planner import ABSENT, Body, Vertex, decide, plan, uncertain, uncertain_paths
 
 SAME, OTHER = b"s" * 16, b"o" * 16
 
@@ -76,7 +76,8 @@ class History:
     """A journal typed by hand: each node's last record, with fingerprints as the engine writes them."""
 
     def __init__(self, wf: Workflow) -> None:
-        self.rules = vertices(wf.compiled)
+        self.body = Body(wf.compiled)
+        self.rules = self.body.rules
         self.by_id = {vertex.id: vertex for vertex in self.rules}
         self.records: list[Record] = [run_record(RUN_CREATED, 1)]
         self.digests: dict[str, bytes] = {}
@@ -170,7 +171,7 @@ def test_uncertain_paths_hold_and_nothing_below_runs() -> None:
     assert made["c"].split()[0] in {"wait", "skip"}
     assert made["side"] == "run new"
     numbered = [record._replace(seq=n) for n, record in enumerate(history.records, 1)]
-    assert uncertain_paths(history.by_id, Snapshot(numbered)) == ["b"]
+    assert uncertain_paths(history.body, Snapshot(numbered)) == ["b"]
 
 
 JOINED = {
