@@ -1092,7 +1092,7 @@ class Run:
     def find(self, path: str) -> tuple[Cell, codec.Types] | None:
         """Give the output of a path below the root's own nodes, or where it lies; None if there is none."""
         vertex = self.body.at(path)
-        if vertex is None or vertex.pure:
+        if vertex is None or vertex.pure or path in self.body.by_id:
             return None
         cell = self.inner.get(path)
         prior = self.snapshot.paths.get(path)
