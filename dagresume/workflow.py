@@ -320,7 +320,8 @@ class Workflow:
 
         Each input of `other` is fed like a parameter: named in `args` → that parent, run input or `Value`;
         named in `for_each` → one item of it, one inner graph for each (`screen[3]/score`); else the node or
-        the run input of its name. The output is that of `Workflow(output=…)`, else of its only sink, else a dict of its sinks.
+        the run input of its name. The output is that of `Workflow(output=…)`, else of its only sink, else a
+        dict of its sinks.
         """
         if not isinstance(other, Workflow):
             raise DefinitionError(f"node {id!r}: a sub-workflow is a Workflow, not {other!r}.")
