@@ -8,7 +8,7 @@ import json
 import secrets
 import uuid
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -65,8 +65,9 @@ from dagresume.jobs import CURRENT, Services
 from dagresume.journal import Journal
 from dagresume.lease import Lease
 from dagresume.letters import decision, resolved, signal
-from dagresume.observe import failure_of
-from dagresume.planner import Decision, plan, uncertain_paths
+from dagresume.observe import failure_of, log
+from dagresume.plan import plan
+from dagresume.planner import Decision, uncertain_paths
 from dagresume.policy import Budget, Limit
 from dagresume.pool import Pool
 from dagresume.processes import is_importing_main
@@ -139,7 +140,8 @@ class Engine:
     stored runs may be of. `limits`: what nodes name with `limit=`. `concurrency`: attempts alive at once,
     over all runs. `synchronous`: "full" survives power loss, "normal" the death of the process. Outputs over
     `spill_bytes` go to files beside the database. `grace_seconds`: what bodies under way are given when the
-    engine is left. `fail_fast`: the first failure cancels the other branches. `debug`: notice nodes that
+    engine is left. `fail_fast`: the first failure cancels the other branches. `wake`: go on with waiting runs
+    of its workflows, whoever started them, when their time or letter has come. `debug`: notice nodes that
     change what they share.
 
     Use it as an async context manager.
@@ -175,11 +177,12 @@ class Engine:
             fail_fast,
             debug,
         )
-        self._spill_bytes = spill_bytes
+        self._spill_bytes, self._wakes = spill_bytes, wake
+        self._left_asleep: dict[str, int] = {}  # runs that could not be woken, and when they changed last
         self._registered: dict[tuple[str, str], Workflow] = {}
         self._executors: dict[str, Executor] = {}
         self._runs: dict[str, Run] = {}
-        self._tasks: set[asyncio.Task[RunResult]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._session = 0
         self._open = False
         self._letters_after = 0
@@ -230,6 +233,7 @@ class Engine:
         self._session = await self._store.open(this_session(self._clock.now(), lease))
         self._writer = asyncio.create_task(self._keep_writing(), name="dagresume journal")
         self._reader = asyncio.create_task(self._read_letters(), name="dagresume letters")
+        self._waker = asyncio.create_task(self._wake_runs(), name="dagresume waker") if self._wakes else None
         self._lease = Lease(self._store, self._clock, self._lease_seconds)
         self._open = True
         return self
@@ -244,6 +248,9 @@ class Engine:
         if not self._open:
             return
         self._open = False
+        if self._waker is not None:
+            self._waker.cancel()
+            await asyncio.wait([self._waker])
         for run in list(self._runs.values()):
             run.stop(RUN_INTERRUPTED, "shutdown", grace=self._grace)
         for run in list(self._runs.values()):
@@ -326,11 +333,7 @@ class Engine:
             run_id, work = found.run_id, _given(found)
         else:
             run_id, work = found.run_id, self._attend(found)
-        task = asyncio.create_task(work, name=f"dagresume run {run_id}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(_seen)
-        return RunHandle(self, run_id, task)
+        return RunHandle(self, run_id, self._in_background(work, run_id))
 
     async def resume(
         self,
@@ -381,7 +384,7 @@ class Engine:
         snapshot = Snapshot(loaded.records)
         inputs = await self._inputs(loaded, snapshot)
         digests = {name: digest for name, (_, digest) in inputs.items()}
-        return plan(program.rules, snapshot, digests, items=items)
+        return plan(program.body, snapshot, digests, items=items, now=self._clock.now())
 
     async def get(self, run_id: str) -> RunInfo:
         """Give a run with the state of each of its paths; needs no code."""
@@ -996,6 +999,37 @@ class Engine:
                     await self._open_letters()
                     seen = now
 
+    async def _wake_runs(self) -> None:
+        """Go on with waiting runs whose letter or time has come, if this engine knows their workflow."""
+        while True:
+            await asyncio.sleep(2 * POLL)
+            with contextlib.suppress(StoreError):  # looked at again in a moment
+                found = await self._store.find(status=[RunStatus.WAITING], due=self._clock.now(), limit=100)
+                for row, _ in found:
+                    known = (row.workflow, row.version) in self._registered
+                    if (
+                        known
+                        and row.run_id not in self._runs
+                        and self._left_asleep.get(row.run_id) != row.updated_at
+                    ):
+                        self._left_asleep[row.run_id] = row.updated_at
+                        self._in_background(self._woken(row), row.run_id)
+
+    async def _woken(self, row: RunRow) -> None:
+        try:
+            await self._go_on(row.run_id, Asked("none"), raise_on_failure=False)
+        except DagresumeError as error:  # left to a person, or somebody was quicker
+            log.warning("a waiting run is left asleep", run=row.run_id, why=str(error))
+        else:
+            self._left_asleep.pop(row.run_id, None)
+
+    def _in_background(self, work: Coroutine[Any, Any, T], run_id: str) -> asyncio.Task[T]:
+        task = asyncio.create_task(work, name=f"dagresume run {run_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(_seen)
+        return task
+
     async def _open_letters(self) -> None:
         oldest = min((run.claimed_at for run in self._runs.values()), default=0)
         after = max(self._letters_after, oldest)
@@ -1074,7 +1108,7 @@ async def _given(result: RunResult) -> RunResult:
     return result
 
 
-def _seen(task: asyncio.Task[RunResult]) -> None:
+def _seen(task: asyncio.Task[Any]) -> None:
     """Errors of a run that nobody asks for are in the store; asyncio need not mention them again."""
     if not task.cancelled():
         task.exception()

@@ -142,8 +142,7 @@ class Nest(_Container):
             cell, digest = self._cells[source.place], self._digests[source.place]
             types = self.vertex.types if later else scope.types(listed)
         elif source.kind == "constant":
-            text = codec.pack(source.value)
-            return Input(text, codec.digest(text), own)
+            return Input(codec.pack(source.value), scope.part(source), own)
         elif source.kind == "input":
             given: Input = scope.inputs[source.name]
             return given._replace(types=_both(given.types, own))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -25,7 +24,8 @@ from dagresume.events import (
     enclosing,
     segments,
 )
-from dagresume.policy import Join, Retry, Settled, join
+from dagresume.events import HELD as HELD_REASON
+from dagresume.policy import Retry
 from dagresume.workflow import WAITS, Binding, Graph, Loop, Node, Source
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
     "Verdict",
     "Vertex",
     "decide",
-    "plan",
     "uncertain",
     "uncertain_paths",
 ]
@@ -378,177 +377,18 @@ class Decision:
     items: Mapping[str, int] = field(default_factory=dict)
 
 
-class _Outlook(NamedTuple):
-    """How a node will end, as far as it can be known beforehand."""
-
-    ended: (
-        str  # completed, skipped, failed: for sure; runs: completes, if it does not fail; maybe: nobody knows
-    )
-    digest: bytes | None  # of its output, if it is sure to stay as it is
-    held: bool = False  # it waits for a person, or something above it does
-
-
-def plan(
-    rules: Sequence[Vertex], snapshot: Snapshot, inputs: Mapping[str, bytes], *, items: bool = False
-) -> list[Decision]:
-    """Give a decision for every node in topological order (with `items`, for every item of a map after it).
-
-    Every `run` runs, every `reuse` is reused, every `check` does one of both once what is above it is known;
-    nothing else runs.
-    """
-    outlooks: list[_Outlook] = []
-    decisions: list[Decision] = []
-    for vertex in rules:
-        outlook, own = _foresee(vertex, rules, outlooks, snapshot, inputs)
-        outlooks.append(outlook)
-        decisions.append(own)
-        if items and vertex.is_map:
-            decisions.extend(_item_decisions(vertex, snapshot, own))
-    return _with_recomputed(rules, decisions) if any(v.pure for v in rules) else decisions
-
-
-def _foresee(
-    vertex: Vertex,
-    rules: Sequence[Vertex],
-    outlooks: Sequence[_Outlook],
-    snapshot: Snapshot,
-    inputs: Mapping[str, bytes],
-) -> tuple[_Outlook, Decision]:
-    prior = snapshot.paths.get(vertex.id)
-    if any(outlooks[parent].held for parent in vertex.parents):
-        held = Verdict(Action.WAIT, "upstream_held")
-        return _Outlook("failed", None, held=True), _decision(vertex.id, held, None)
-    ended = Counter(outlooks[parent].ended for parent in vertex.parents)
-    verdict = _joined(vertex, ended)
-    if verdict is Join.BLOCK:
-        return _Outlook("failed", None), Decision(vertex.id, Action.SKIP, "upstream_failed")
-    if verdict is Join.SKIP:
-        return _Outlook("skipped", None), Decision(vertex.id, Action.SKIP, "trigger")
-    if prior is not None and prior.kind == FAILED and handled(vertex, rules, snapshot.paths):
-        return _Outlook("failed", None), _decision(vertex.id, HANDLED, prior)
-    if ended["runs"] or ended["maybe"]:
-        return _below_open(vertex, prior, snapshot, sure=verdict is Join.RUN)
-    fingerprint = vertex.fingerprint(part(s, lambda i: outlooks[i].digest, inputs) for s in vertex.received)
-    if vertex.is_map:
-        return _foresee_map(vertex, prior, fingerprint, snapshot)
-    found = decide(prior, fingerprint, idempotent=vertex.idempotent, reconcilable=vertex.reconcilable)
-    return _outlook(vertex, found, prior, fingerprint), _decision(vertex.id, found, prior)
-
-
-def _outlook(vertex: Vertex, found: Verdict, prior: Record | None, fingerprint: bytes | None) -> _Outlook:
-    """Give how a node ends with which this is done."""
-    if found.action is Action.REUSE and prior is not None:
-        return _Outlook("completed", fingerprint if vertex.pure else prior.digest)
-    if found.action is Action.HOLD:
-        return _Outlook("failed", None, held=True)
-    return _Outlook("maybe" if found is RECONCILE else "runs", None)
-
-
-def _joined(vertex: Vertex, ended: Counter[str]) -> Join | None:
-    """Give what the join rule says if what runs completes, however the others end; None if that decides."""
-    trigger, maybe = vertex.node.trigger, ended["maybe"]
-    counts = [ended["completed"], ended["skipped"], ended["failed"]]
-    if trigger == "any_failed":
-        maybe += ended["runs"]
-    else:
-        counts[Settled.COMPLETED] += ended["runs"]
-    verdicts = set()
-    for how in (Settled.COMPLETED, Settled.SKIPPED, Settled.FAILED)[: 3 if maybe else 1]:
-        completed, skipped, failed = (n + maybe * (how == place) for place, n in enumerate(counts))
-        verdicts.add(join(trigger, completed, skipped, failed))
-    sure = verdicts.pop() if len(verdicts) == 1 else None
-    return None if sure is Join.RUN and ended["maybe"] else sure  # it may also end as a question to a person
-
-
-def _below_open(
-    vertex: Vertex, prior: Record | None, snapshot: Snapshot, *, sure: bool
-) -> tuple[_Outlook, Decision]:
-    """A node below one that runs: what it will receive is not known yet, and perhaps not whether it runs."""
-    fresh = vertex.id not in snapshot.counts and (prior is None or prior.kind != COMPLETED)
-    outlook = _Outlook("runs" if sure and (vertex.idempotent or fresh) else "maybe", None)
-    if prior is not None and prior.kind == COMPLETED:
-        counts = {Action.CHECK.value: snapshot.counts.get(vertex.id, 0)} if vertex.is_map else {}
-        return outlook, _decision(vertex.id, Verdict(Action.CHECK, "input_may_change"), prior, counts)
-    if vertex.is_map:
-        counts = _counts(vertex, prior, snapshot)
-        return outlook, _decision(vertex.id, Verdict(Action.CHECK, "items_not_known"), prior, counts)
-    if uncertain(prior, vertex.idempotent) and not vertex.reconcilable:
-        return _Outlook("failed", None, held=True), _decision(vertex.id, UNCERTAIN, prior)
-    found = Verdict(Action.RUN, "upstream_runs") if sure else Verdict(Action.CHECK, "depends_on_parents")
-    return _Outlook("runs" if sure else "maybe", None), _decision(vertex.id, found, prior)
-
-
-def _foresee_map(
-    vertex: Vertex, prior: Record | None, fingerprint: bytes, snapshot: Snapshot
-) -> tuple[_Outlook, Decision]:
-    counts = _counts(vertex, prior, snapshot)
-    if prior is not None and prior.kind == COMPLETED and prior.input == fingerprint:
-        counts = {Action.REUSE.value: snapshot.counts.get(vertex.id, 0)}
-        return _Outlook("completed", prior.digest), _decision(vertex.id, UNCHANGED, prior, counts)
-    if prior is not None and prior.input is not None and prior.input != fingerprint:
-        counts = {Action.CHECK.value: sum(counts.values())}
-        outlook = _Outlook("runs" if vertex.idempotent else "maybe", None)
-        return outlook, _decision(vertex.id, Verdict(Action.CHECK, "items_changed"), prior, counts)
-    if counts.get(Action.HOLD):
-        return _Outlook("failed", None, held=True), _decision(vertex.id, UNCERTAIN, prior, counts)
-    verdict = Verdict(Action.RUN, "items_missing" if counts else "new")
-    return _Outlook("runs", None), _decision(vertex.id, verdict, prior, counts)
-
-
-def _counts(vertex: Vertex, prior: Record | None, snapshot: Snapshot) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for _, verdict, _ in _items(vertex, prior, snapshot):
-        counts[verdict.action.value] = counts.get(verdict.action.value, 0) + 1
-    return counts
-
-
-def _items(
-    vertex: Vertex, prior: Record | None, snapshot: Snapshot
-) -> Iterator[tuple[str, Verdict, Record | None]]:
-    """Give each item of a map that was spread out before, with what its own last record says."""
-    for k in range(snapshot.counts.get(vertex.id, 0)):
-        path = f"{vertex.id}[{k}]"
-        record = snapshot.paths.get(path)
-        fingerprint = record.input if record is not None else None
-        yield (
-            path,
-            decide(
-                record,
-                fingerprint,
-                idempotent=vertex.idempotent,
-                reconcilable=vertex.node.reconcile is not None,
-            ),
-            record,
-        )
-
-
-def _item_decisions(vertex: Vertex, snapshot: Snapshot, own: Decision) -> Iterator[Decision]:
-    for path, verdict, record in _items(vertex, snapshot.paths.get(vertex.id), snapshot):
-        if own.action == Action.REUSE and verdict.action is not Action.REUSE:
-            verdict = Verdict(Action.REUSE, "tolerated")
-        elif own.action in {Action.CHECK, Action.SKIP} and verdict.action is Action.REUSE:
-            verdict = Verdict(Action.CHECK, own.reason) if own.action == Action.CHECK else verdict
-        yield _decision(path, verdict, record)
-
-
-def _with_recomputed(rules: Sequence[Vertex], decisions: list[Decision]) -> list[Decision]:
-    """A pure node that would be reused runs after all where one that runs needs its value."""
-    at = {decision.path: n for n, decision in enumerate(decisions)}
-    for vertex in reversed(rules):
-        own = decisions[at[vertex.id]]
-        if not vertex.pure or own.action != Action.REUSE or own.reason == HANDLED.reason:
-            continue
-        takers = (rules[child] for child in vertex.children if vertex.index in rules[child].source_parents)
-        below = {decisions[at[taker.id]].action for taker in takers}
-        if Action.RUN in below:
-            decisions[at[vertex.id]] = Decision(
-                vertex.id, Action.RUN, "recomputed", own.seconds, own.usage, own.items
-            )
-        elif Action.CHECK in below:
-            decisions[at[vertex.id]] = Decision(
-                vertex.id, Action.CHECK, "recomputed", own.seconds, own.usage, own.items
-            )
-    return decisions
+def word_about(path: str, prior: Record | None, snapshot: Snapshot, *, idempotent: bool) -> Verdict | None:
+    """Give what a person has said about an uncertain or a held path; None if nobody has."""
+    if prior is None:
+        return None
+    if uncertain(prior, idempotent) and resolution(path, prior, snapshot) is not None:
+        return Verdict(Action.REUSE, "resolved")
+    if (prior.kind, prior.reason) == (WAITING, HELD_REASON):
+        word = snapshot.decisions.get(path)
+        if word is not None and (word.seq or 0) > (prior.seq or 0):
+            yes = word.facts["approved"]
+            return Verdict(Action.RUN, "approved") if yes else Verdict(Action.REUSE, "kept")
+    return None
 
 
 def part(source: Source, parent_digest: Callable[[int], bytes | None], inputs: Mapping[str, bytes]) -> bytes:
@@ -560,9 +400,10 @@ def part(source: Source, parent_digest: Callable[[int], bytes | None], inputs: M
     return codec.digest(codec.canonical(source.value))
 
 
-def _decision(
+def decision_of(
     path: str, verdict: Verdict, prior: Record | None, items: Mapping[str, int] | None = None
 ) -> Decision:
+    """Give the decision about a path, with what its last completed attempt took and used up."""
     done = prior is not None and prior.kind == COMPLETED
     seconds = prior.took / 1e6 if done and prior is not None and prior.took is not None else None
     usage = prior.facts.get("usage", {}) if done and prior is not None else {}

@@ -376,8 +376,7 @@ class Scope:
     def _first(self, source: Source, vertex: Vertex) -> tuple[Any, bytes]:
         """Give what the first round of a loop receives, and its digest."""
         if source.kind == "constant":
-            text = codec.pack(source.value)
-            return text, codec.digest(text)
+            return codec.pack(source.value), self.part(source)
         if source.kind == "input":
             given = self.inputs[source.name]
             return given.cell, given.digest

@@ -269,10 +269,11 @@ class SQLiteStore:
         key: str | None = None,
         status: Sequence[str] | None = None,
         before: int | None = None,
+        due: int | None = None,
         limit: int = 100,
     ) -> list[tuple[RunRow, Holder | None]]:
         """Give the rows of runs, newest first, that match all of what is given."""
-        wanted = {"workflow = ?": workflow, "key = ?": key, "run < ?": before}
+        wanted = {"workflow = ?": workflow, "key = ?": key, "run < ?": before, "wake_at <= ?": due}
         return await self._read(
             partial(self._find, {k: v for k, v in wanted.items() if v is not None}, status, limit)
         )

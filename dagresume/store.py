@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from dagresume.clock import Clock, SystemClock
 from dagresume.errors import StoreError
 from dagresume.events import (
+    LETTERS,
     RUN_COMPLETED,
     RUN_REVIVED,
     Record,
@@ -22,6 +23,7 @@ from dagresume.events import (
     projection,
     releases,
     run_record,
+    unread,
 )
 
 __all__ = [
@@ -299,11 +301,12 @@ class Store(Protocol):
         key: str | None = None,
         status: Sequence[str] | None = None,
         before: int | None = None,
+        due: int | None = None,
         limit: int = 100,
     ) -> list[tuple[RunRow, Holder | None]]:
         """Give the rows of runs, newest first, that match all of what is given.
 
-        `before`: only runs with a smaller number.
+        `before`: only runs with a smaller number. `due`: only those that are to be woken by then.
         """
 
     async def tail(
@@ -387,11 +390,16 @@ def first_row(run: int, guard: NewRun, unit: Unit, clock: Clock) -> RunRow:
 
 
 def projected(unit: Unit) -> dict[str, Any]:
-    """Give the columns of the run's row that this unit sets, all its records together."""
+    """Give the columns of the run's row that this unit sets, all its records together.
+
+    `read` is no column: if there are letters to the run after this seq, it is due at once (`wake_at` 0).
+    """
     columns: dict[str, Any] = {}
     for record in unit.records:
         if record.status is None:
             columns |= projection(record) or {}
+            if (read := unread(record)) is not None:
+                columns["read"] = read
     guard = unit.guard
     if isinstance(guard, NewRun) and guard.session is None:
         columns["status"] = RunStatus.PENDING.value
@@ -520,6 +528,11 @@ class MemoryStore:
 
     def _project(self, run: int, unit: Unit) -> None:
         columns = projected(unit)
+        read = columns.pop("read", None)
+        if read is not None and any(
+            (r.seq or 0) > read and r.kind in LETTERS for r in self._book.by_run[run]
+        ):
+            columns["wake_at"] = 0
         if unit.definition:
             columns |= {"definition": self._define(unit.definition), "version": unit.definition.version}
         self._set(run, **columns)
@@ -655,6 +668,7 @@ class MemoryStore:
         key: str | None = None,
         status: Sequence[str] | None = None,
         before: int | None = None,
+        due: int | None = None,
         limit: int = 100,
     ) -> list[tuple[RunRow, Holder | None]]:
         """Give the rows of runs, newest first, that match all of what is given."""
@@ -665,6 +679,7 @@ class MemoryStore:
             and (key is None or row.key == key)
             and (status is None or row.status in status)
             and (before is None or row.run < before)
+            and (due is None or (row.wake_at is not None and row.wake_at <= due))
         )
         return [(row, self._holder(row)) for row in islice(matching, limit)]
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from dagresume.events import Record, RunStatus, projection
+from dagresume.events import LETTERS, Record, RunStatus, projection
 from dagresume.schema import EVENT_COLUMNS, busy, explained, persist
 from dagresume.sessions import is_alive
 from dagresume.store import (
@@ -294,9 +294,19 @@ class Writer(Worker):
         return columns
 
     def _update(self, run: int, columns: dict[str, Any]) -> None:
+        read = columns.pop("read", None)
+        if read is not None and self._unread(run, read):
+            columns["wake_at"] = 0
         if columns:
             setters = ", ".join(f"{name} = ?" for name in columns)
             self.execute(f"UPDATE dagresume_runs SET {setters} WHERE run = ?", [*columns.values(), run])
+
+    def _unread(self, run: int, read: int) -> bool:
+        """Say whether a letter to the run came after this seq."""
+        kinds = ", ".join("?" * len(LETTERS))
+        which = f"kind IN ({kinds}) AND status IS NULL AND seq > ? AND run = ?"
+        sql = f"SELECT 1 FROM dagresume_events WHERE {which} LIMIT 1"
+        return self.execute(sql, [*LETTERS, read, run]).fetchone() is not None
 
     def _define(self, definition: Definition) -> int:
         """Give the number of this definition, stored now if it is not there yet."""
@@ -351,7 +361,9 @@ class Writer(Worker):
                     "UPDATE dagresume_runs SET holds_key = 0 WHERE workflow = ? AND key = ? AND holds_key = 1"
                 )
                 self.execute(take, [guard.workflow, guard.key])
-        row = first_row(0, guard, unit, self.clock)._replace(**self._columns(unit))
+        set_by_records = self._columns(unit)
+        set_by_records.pop("read", None)
+        row = first_row(0, guard, unit, self.clock)._replace(**set_by_records)
         columns = _RUN_COLUMNS.partition(", ")[2]
         marks = ", ".join("?" * (len(row) - 1))
         insert = f"INSERT INTO dagresume_runs({columns}) VALUES ({marks})"

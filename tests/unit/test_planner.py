@@ -24,7 +24,8 @@ from dagresume.events import (
     node_record,
     run_record,
 )
-from dagresume.planner import ABSENT, Body, Vertex, decide, plan, uncertain, uncertain_paths
+from dagresume.plan import plan
+from dagresume.planner import ABSENT, Body, Vertex, decide, uncertain, uncertain_paths
 
 SAME, OTHER = b"s" * 16, b"o" * 16
 
@@ -102,7 +103,7 @@ class History:
 
     def plan(self, *, items: bool = False) -> dict[str, str]:
         numbered = [record._replace(seq=n) for n, record in enumerate(self.records, 1)]
-        found = plan(self.rules, Snapshot(numbered), {}, items=items)
+        found = plan(self.body, Snapshot(numbered), {}, items=items)
         return {decision.path: f"{decision.action} {decision.reason}" for decision in found}
 
 
@@ -266,7 +267,7 @@ def test_maps_are_one_decision_with_counts() -> None:
         "join": "run upstream_runs",
     }
     numbered = [record._replace(seq=n) for n, record in enumerate(history.records, 1)]
-    [own] = [d for d in plan(history.rules, Snapshot(numbered), {}) if d.path == "m"]
+    [own] = [d for d in plan(history.body, Snapshot(numbered), {}) if d.path == "m"]
     assert dict(own.items) == {"reuse": 2, "run": 2}
 
 
@@ -290,7 +291,7 @@ def test_tolerated_items_of_a_completed_map_stay() -> None:
 def test_decisions_carry_what_a_reuse_saves() -> None:
     history = History(workflow(**CHAIN)).note(COMPLETED, "a", usage={"tokens_in": 5}).note(FAILED, "b")
     numbered = [record._replace(seq=n) for n, record in enumerate(history.records, 1)]
-    made = {d.path: d for d in plan(history.rules, Snapshot(numbered), {})}
+    made = {d.path: d for d in plan(history.body, Snapshot(numbered), {})}
     assert made["a"].seconds == 2.5
     assert made["a"].usage == {"tokens_in": 5}
     assert made["b"].seconds is None

@@ -1,0 +1,474 @@
+"""What a resume would do, before it does it: the decisions it makes, foreseen from the journal.
+
+Pure, and one pass over the graph; graphs inside nodes are foreseen the same way, each instance by itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from dagresume import events as ev
+from dagresume.events import Record, Snapshot
+from dagresume.planner import (
+    HANDLED,
+    RECONCILE,
+    UNCERTAIN,
+    UNCHANGED,
+    Action,
+    Body,
+    Decision,
+    Verdict,
+    Vertex,
+    decide,
+    decision_of,
+    handled,
+    part,
+    resolution,
+    uncertain,
+    word_about,
+)
+from dagresume.policy import Join, Settled, join
+from dagresume.workflow import Approval, Loop, Sleep, WaitFor
+
+__all__ = ["plan"]
+
+
+class _Outlook(NamedTuple):
+    """How a node will end, as far as it can be known beforehand."""
+
+    ended: (
+        str  # completed, skipped, failed: for sure; runs: completes, if it does not fail; maybe: nobody knows
+    )
+    digest: bytes | None  # of its output, if it is sure to stay as it is
+    held: str | None = None  # it waits for a person, or something above it does: why what is below waits
+
+
+_FAILED: Final = _Outlook("failed", None)
+_MAYBE: Final = _Outlook("maybe", None)
+_RUNS: Final = _Outlook("runs", None)
+_ASKS: Final = _Outlook("failed", None, "upstream_held")
+_WAITS: Final = _Outlook("failed", None, "upstream_waits")
+Foreseen = tuple[_Outlook, list[Decision]]
+
+
+def plan(
+    body: Body, snapshot: Snapshot, inputs: Mapping[str, bytes], *, items: bool = False, now: int = 0
+) -> list[Decision]:
+    """Give a decision for every node in topological order; what is inside a node comes after it.
+
+    With `items`, also for every item of a map and round of a loop. Every `run` runs, every `reuse` is reused,
+    every `check` does one of both once what is above it is known; nothing else runs. `now`: microseconds
+    UTC, for waits.
+    """
+    return _Foresight(body, snapshot, inputs, "", items, now).look()[1]
+
+
+class _Foresight:
+    """The outlook of one instance of a graph. `inputs` None: they are what they were, whatever that is."""
+
+    def __init__(
+        self,
+        body: Body,
+        snapshot: Snapshot,
+        inputs: Mapping[str, bytes] | None,
+        prefix: str,
+        items: bool,
+        now: int,
+    ) -> None:
+        self.body, self.rules, self.snapshot, self.prefix = body, body.rules, snapshot, prefix
+        self.inputs, self.items, self.now = inputs, items, now
+        self.outlooks: list[_Outlook] = []
+
+    def look(self) -> Foreseen:
+        """Give how the graph as a whole ends, and the decisions in it."""
+        decisions: list[Decision] = []
+        for vertex in self.rules:
+            outlook, own = self._foresee(vertex)
+            self.outlooks.append(outlook)
+            decisions += own
+        if any(vertex.pure for vertex in self.rules):
+            decisions = self._with_recomputed(decisions)
+        return self._whole(), decisions
+
+    def _whole(self) -> _Outlook:
+        held = next((outlook.held for outlook in self.outlooks if outlook.held), None)
+        if held:
+            return _Outlook("failed", None, held)
+        ended = Counter(outlook.ended for outlook in self.outlooks)
+        return _MAYBE if ended["maybe"] else _RUNS
+
+    # -- one node -------------------------------------------------------------------------------------
+
+    def _foresee(self, vertex: Vertex) -> Foreseen:
+        path = self.prefix + vertex.id
+        prior = self.snapshot.paths.get(path)
+        held = next((self.outlooks[p].held for p in vertex.parents if self.outlooks[p].held), None)
+        if held:
+            return _Outlook("failed", None, held), [decision_of(path, Verdict(Action.WAIT, held), None)]
+        ended = Counter(self.outlooks[parent].ended for parent in vertex.parents)
+        verdict = _joined(vertex, ended)
+        if verdict is Join.BLOCK:
+            return _FAILED, [Decision(path, Action.SKIP, "upstream_failed")]
+        if verdict is Join.SKIP:
+            return _Outlook("skipped", None), [Decision(path, Action.SKIP, "trigger")]
+        if (
+            prior is not None
+            and prior.kind == ev.FAILED
+            and handled(vertex, self.rules, self.snapshot.paths, self.prefix)
+        ):
+            return _FAILED, [decision_of(path, HANDLED, prior)]
+        if ended["runs"] or ended["maybe"]:
+            return self._below_open(vertex, path, prior, sure=verdict is Join.RUN)
+        fingerprint = self._fingerprint(vertex, prior)
+        if prior is not None and (prior.kind, prior.reason, prior.input) == (
+            ev.SKIPPED,
+            ev.CONDITION,
+            fingerprint,
+        ):
+            return _Outlook("skipped", None), [decision_of(path, Verdict(Action.SKIP, ev.CONDITION), None)]
+        return self._settled_above(vertex, path, prior, fingerprint)
+
+    def _fingerprint(self, vertex: Vertex, prior: Record | None) -> bytes:
+        if self.inputs is None:  # what comes from outside is as it was, and so is what was reused above
+            return (prior.input if prior is not None else None) or bytes(16)
+        inputs = self.inputs
+        return vertex.fingerprint(part(s, lambda i: self.outlooks[i].digest, inputs) for s in vertex.received)
+
+    def _settled_above(self, vertex: Vertex, path: str, prior: Record | None, fingerprint: bytes) -> Foreseen:
+        """A node of which it is known what it will receive."""
+        same = prior is not None and prior.kind == ev.COMPLETED and prior.input == fingerprint
+        if same and prior is not None and not vertex.is_map:
+            digest = fingerprint if vertex.pure else prior.digest
+            return _Outlook("completed", digest), [decision_of(path, UNCHANGED, prior)]
+        if vertex.is_map:
+            return self._map(vertex, path, prior, fingerprint)
+        if vertex.waits:
+            return self._wait(vertex, path, prior)
+        begun = prior is not None and prior.input == fingerprint and prior.kind in _BEGUN
+        if vertex.node.when is not None and not begun:
+            return _MAYBE, [
+                decision_of(path, Verdict(Action.CHECK, ev.CONDITION), prior),
+                *self._checks(vertex, path, ev.CONDITION),
+            ]
+        if vertex.is_loop:
+            return self._loop(vertex, path, prior, fingerprint)
+        if vertex.body is not None:
+            return self._nest(vertex, path, prior, fingerprint)
+        found = self._verdict(vertex, path, prior, fingerprint)
+        return self._ends(vertex, path, found, prior, fingerprint), [decision_of(path, found, prior)]
+
+    def _verdict(self, vertex: Vertex, path: str, prior: Record | None, fingerprint: bytes | None) -> Verdict:
+        """Give what is done with a path that a function runs at, a person's word about it included."""
+        word = word_about(path, prior, self.snapshot, idempotent=vertex.idempotent)
+        if word is not None:
+            return word
+        idempotent = vertex.idempotent or vertex.body is not None or self._permitted(path)
+        return decide(prior, fingerprint, idempotent=idempotent, reconcilable=vertex.reconcilable)
+
+    def _permitted(self, path: str) -> bool:
+        allowed = self.snapshot.permitted
+        return bool(allowed) and ("*" in allowed or "/".join(n for n, _ in ev.segments(path)) in allowed)
+
+    def _ends(
+        self, vertex: Vertex, path: str, found: Verdict, prior: Record | None, fingerprint: bytes
+    ) -> _Outlook:
+        """Give how a node ends with which this is done."""
+        if found.reason == "resolved":
+            said = resolution(path, prior, self.snapshot)
+            lost = said is None or said.facts.get("failed") is not None
+            return _FAILED if lost else _Outlook("completed", said.digest if said else None)
+        if found.reason == "kept" and prior is not None:
+            return _Outlook("completed", bytes.fromhex(prior.facts["kept"]["digest"]))
+        if found.action is Action.REUSE and prior is not None:
+            return _Outlook("completed", fingerprint if vertex.pure else prior.digest)
+        if found.action is Action.HOLD:
+            return _ASKS
+        return _MAYBE if found is RECONCILE else _RUNS
+
+    # -- below what runs ------------------------------------------------------------------------------
+
+    def _below_open(self, vertex: Vertex, path: str, prior: Record | None, *, sure: bool) -> Foreseen:
+        """A node below one that runs: what it will receive is not known yet, nor perhaps whether it runs."""
+        if vertex.waits and (prior is None or prior.kind != ev.COMPLETED):
+            return self._wait(vertex, path, prior)
+        many = vertex.is_map or vertex.is_loop or vertex.body is not None
+        fresh = path not in self.snapshot.counts and (prior is None or prior.kind != ev.COMPLETED)
+        sure = sure and vertex.node.when is None
+        outlook = _RUNS if sure and (vertex.idempotent or fresh) and not vertex.body else _MAYBE
+        if prior is not None and prior.kind == ev.COMPLETED:
+            reason = Verdict(Action.CHECK, "input_may_change")
+            counts = {Action.CHECK.value: self.snapshot.counts.get(path, 0)} if vertex.is_map else {}
+            return outlook, [
+                decision_of(path, reason, prior, counts),
+                *self._checks(vertex, path, reason.reason),
+            ]
+        if vertex.is_map:
+            counts = self._counts(vertex, path)
+            own = decision_of(path, Verdict(Action.CHECK, "items_not_known"), prior, counts)
+            return outlook, [own, *self._checks(vertex, path, "items_not_known")]
+        if uncertain(prior, vertex.idempotent) and not (many or vertex.reconcilable):
+            found = self._verdict(vertex, path, prior, None)
+            if found is UNCERTAIN:
+                return _ASKS, [decision_of(path, UNCERTAIN, prior)]
+        why = "upstream_runs" if sure else ev.CONDITION if vertex.node.when else "depends_on_parents"
+        found = Verdict(Action.RUN if sure else Action.CHECK, why)
+        own = decision_of(path, found, prior)
+        return (outlook if sure else _MAYBE), [own, *self._checks(vertex, path, "upstream_runs")]
+
+    def _checks(self, vertex: Vertex, path: str, reason: str) -> list[Decision]:
+        """Give decisions for what is inside a node of which it is not known what it receives."""
+        if vertex.body is None and not (self.items and (vertex.is_map or vertex.is_loop)):
+            return []
+        if (vertex.is_map or vertex.is_loop) and not self.items:
+            return []
+        if vertex.body is None or vertex.is_map or vertex.is_loop:
+            instances = [f"{path}[{k}]" for k in range(self._known(vertex, path))]
+            own = [
+                decision_of(p, Verdict(Action.CHECK, reason), self.snapshot.paths.get(p)) for p in instances
+            ]
+        else:
+            instances, own = [path], []
+        return own + [found for p in instances for found in self._inside_checks(vertex, p, reason)]
+
+    def _inside_checks(self, vertex: Vertex, path: str, reason: str) -> Iterator[Decision]:
+        for inner in vertex.body.rules if vertex.body is not None else ():
+            below = f"{path}/{inner.id}"
+            yield decision_of(below, Verdict(Action.CHECK, reason), self.snapshot.paths.get(below))
+            yield from self._checks(inner, below, reason)
+
+    def _known(self, vertex: Vertex, path: str) -> int:
+        """Give how many items or rounds of a node there are records of."""
+        if vertex.is_map:
+            return self.snapshot.counts.get(path, 0)
+        k = 0
+        while f"{path}[{k}]" in self.snapshot.paths:
+            k += 1
+        return k
+
+    # -- waits ----------------------------------------------------------------------------------------
+
+    def _wait(self, vertex: Vertex, path: str, prior: Record | None) -> Foreseen:
+        what = vertex.node.what
+        waiting = prior is not None and prior.kind == ev.WAITING
+        due = prior.facts.get("due") if waiting and prior is not None else None
+        over = due is not None and due <= self.now
+        if isinstance(what, Sleep):
+            verdict = Verdict(Action.RUN, "due") if over else Verdict(Action.WAIT, "sleep")
+            return (_RUNS if over else _MAYBE), [decision_of(path, verdict, prior)]
+        if isinstance(what, Approval):
+            word = self.snapshot.decisions.get(path)
+            if waiting and prior is not None and word is not None and (word.seq or 0) > (prior.seq or 0):
+                yes = word.facts["approved"]
+                verdict = Verdict(Action.RUN, "approved" if yes else "rejected")
+                return (_RUNS if yes else _FAILED), [decision_of(path, verdict, prior)]
+        signals = (s.facts.get("event") for s in self.snapshot.signals.values())
+        if isinstance(what, WaitFor) and what.event in signals:
+            return _RUNS, [decision_of(path, Verdict(Action.RUN, "signalled"), prior)]
+        if over:
+            return _FAILED, [decision_of(path, Verdict(Action.RUN, "timeout"), prior)]
+        return _WAITS, [
+            decision_of(
+                path, Verdict(Action.WAIT, "approval" if isinstance(what, Approval) else "event"), prior
+            )
+        ]
+
+    # -- maps -----------------------------------------------------------------------------------------
+
+    def _map(self, vertex: Vertex, path: str, prior: Record | None, fingerprint: bytes) -> Foreseen:
+        counts = self._counts(vertex, path)
+        if prior is not None and prior.kind == ev.COMPLETED and prior.input == fingerprint:
+            counts = {Action.REUSE.value: self.snapshot.counts.get(path, 0)}
+            own = decision_of(path, UNCHANGED, prior, counts)
+            return _Outlook("completed", prior.digest), [own, *self._items(vertex, path, own)]
+        if _changed(prior, fingerprint):
+            own = decision_of(
+                path,
+                Verdict(Action.CHECK, "items_changed"),
+                prior,
+                {Action.CHECK.value: sum(counts.values())},
+            )
+            return (_RUNS if vertex.idempotent else _MAYBE), [
+                own,
+                *self._checks(vertex, path, "items_changed"),
+            ]
+        if counts.get(Action.HOLD) or counts.get(Action.WAIT):
+            why, outlook = (
+                (UNCERTAIN, _ASKS)
+                if counts.get(Action.HOLD)
+                else (Verdict(Action.WAIT, "items_wait"), _WAITS)
+            )
+            own = decision_of(path, why, prior, counts)
+            return outlook, [own, *self._items(vertex, path, own)]
+        own = decision_of(path, Verdict(Action.RUN, "items_missing" if counts else "new"), prior, counts)
+        sure = vertex.node.when is None and not counts.get(Action.CHECK)
+        return (_RUNS if sure else _MAYBE), [own, *self._items(vertex, path, own)]
+
+    def _counts(self, vertex: Vertex, path: str) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for _, verdict, _ in self._each(vertex, path):
+            counts[verdict.action.value] = counts.get(verdict.action.value, 0) + 1
+        return counts
+
+    def _each(self, vertex: Vertex, path: str) -> Iterator[tuple[str, Verdict, Record | None]]:
+        """Give each item of a map that was spread out before, with what its own last record says."""
+        for k in range(self.snapshot.counts.get(path, 0)):
+            item = f"{path}[{k}]"
+            record = self.snapshot.paths.get(item)
+            yield item, self._item(vertex, item, record), record
+
+    def _item(self, vertex: Vertex, item: str, record: Record | None) -> Verdict:
+        if record is not None and (record.kind, record.reason) == (ev.SKIPPED, ev.CONDITION):
+            return Verdict(Action.SKIP, ev.CONDITION)
+        fingerprint = record.input if record is not None else None
+        found = self._verdict(vertex, item, record, fingerprint)
+        if vertex.body is not None and record is not None and found.action is Action.RUN:
+            held = self._inside(vertex.body, item)[0].held
+            if held:
+                return (
+                    Verdict(Action.HOLD, "uncertain")
+                    if held == "upstream_held"
+                    else Verdict(Action.WAIT, "items_wait")
+                )
+        if vertex.node.when is not None and found.action is Action.RUN and found is not RECONCILE:
+            return Verdict(Action.CHECK, ev.CONDITION)
+        return found
+
+    def _items(self, vertex: Vertex, path: str, own: Decision) -> Iterator[Decision]:
+        if not self.items:
+            return
+        for item, found, record in self._each(vertex, path):
+            verdict = found
+            if own.action == Action.REUSE and verdict.action not in {Action.REUSE, Action.SKIP}:
+                verdict = Verdict(Action.REUSE, "tolerated")
+            yield decision_of(item, verdict, record)
+            if vertex.body is not None and own.action != Action.REUSE:
+                yield from self._within(vertex.body, item, record)
+
+    # -- graphs inside nodes --------------------------------------------------------------------------
+
+    def _inside(self, body: Body, path: str) -> Foreseen:
+        return _Foresight(body, self.snapshot, None, path + "/", self.items, self.now).look()
+
+    def _within(self, body: Body, path: str, record: Record | None) -> list[Decision]:
+        """Give the decisions inside a node that is entered; none where all of it is reused."""
+        return [] if record is not None and record.kind == ev.COMPLETED else self._inside(body, path)[1]
+
+    def _nest(self, vertex: Vertex, path: str, prior: Record | None, fingerprint: bytes) -> Foreseen:
+        assert vertex.body is not None
+        if _changed(prior, fingerprint):
+            own = decision_of(path, Verdict(Action.CHECK, "input_may_change"), prior)
+            return _MAYBE, [own, *self._checks(vertex, path, "input_may_change")]
+        outlook, inside = self._inside(vertex.body, path)
+        verdict = _summed_up(inside, new=prior is None)
+        return outlook, [decision_of(path, verdict, prior), *inside]
+
+    def _loop(self, vertex: Vertex, path: str, prior: Record | None, fingerprint: bytes) -> Foreseen:
+        """Walk over the rounds that completed, as the loop does when it is entered again."""
+        assert isinstance(vertex.node.what, Loop)
+        if _changed(prior, fingerprint):
+            own = decision_of(path, Verdict(Action.CHECK, "input_may_change"), prior)
+            return _MAYBE, [own, *self._checks(vertex, path, "input_may_change")]
+        rounds: list[Decision] = []
+        paths = self.snapshot.paths
+        for n in range(vertex.node.what.max_iterations):
+            at = f"{path}[{n}]"
+            record = paths.get(at)
+            if record is None or record.kind != ev.COMPLETED:
+                return self._round(vertex, path, prior, rounds, at, record)
+            rounds.append(decision_of(at, UNCHANGED, record))
+            done = record.facts.get("done") if record.data is not None else None
+            if done is not False:
+                known = _Outlook("completed", record.digest) if done else _MAYBE
+                own = decision_of(
+                    path, Verdict(Action.RUN if done else Action.CHECK, "rounds_missing"), prior
+                )
+                return known, [own, *(rounds if self.items else ())]
+        own = decision_of(
+            path, Verdict(Action.SKIP, "max_iterations"), prior, {Action.REUSE.value: len(rounds)}
+        )
+        return _FAILED, [own, *(rounds if self.items else ())]
+
+    def _round(
+        self,
+        vertex: Vertex,
+        path: str,
+        prior: Record | None,
+        rounds: list[Decision],
+        at: str,
+        record: Record | None,
+    ) -> Foreseen:
+        """The round that a loop goes on with; how many come after it nobody knows."""
+        fingerprint = record.input if record is not None else None
+        found = self._verdict(vertex, at, record, fingerprint)
+        outlook = _ASKS if found.action is Action.HOLD else _RUNS
+        inside: list[Decision] = []
+        if vertex.body is not None:
+            outlook, inside = self._inside(vertex.body, at)
+        if outlook.held:
+            verdict = UNCERTAIN if outlook.held == "upstream_held" else Verdict(Action.WAIT, "rounds_wait")
+        else:
+            verdict = Verdict(Action.RUN, "rounds_missing" if rounds or record is not None else "new")
+        counts = {Action.REUSE.value: len(rounds)} if rounds else {}
+        own = decision_of(path, verdict, prior, counts | {found.action.value: 1})
+        shown = [*rounds, decision_of(at, found, record), *inside] if self.items else []
+        return outlook._replace(digest=None), [own, *shown]
+
+    # -- pure nodes -----------------------------------------------------------------------------------
+
+    def _with_recomputed(self, decisions: list[Decision]) -> list[Decision]:
+        """A pure node that would be reused runs after all where one that runs needs its value."""
+        at = {decision.path: n for n, decision in enumerate(decisions)}
+        for vertex in reversed(self.rules):
+            place = at[self.prefix + vertex.id]
+            own = decisions[place]
+            if not vertex.pure or own.action != Action.REUSE or own.reason == HANDLED.reason:
+                continue
+            takers = (self.rules[c] for c in vertex.children if vertex.index in self.rules[c].source_parents)
+            below = {decisions[at[self.prefix + taker.id]].action for taker in takers}
+            action = next((a for a in (Action.RUN, Action.CHECK) if a in below), None)
+            if action is not None:
+                decisions[place] = Decision(own.path, action, "recomputed", own.seconds, own.usage, own.items)
+        return decisions
+
+
+_BEGUN: Final = frozenset({ev.STARTED, ev.FAILED, ev.INTERRUPTED, ev.CANCELLED, ev.WAITING})
+
+
+def _changed(prior: Record | None, fingerprint: bytes) -> bool:
+    """Say whether a node that holds others receives something else than when it was entered last."""
+    if prior is None:
+        return False
+    if prior.kind == ev.RESET and prior.reason == "input_changed":
+        return True
+    return prior.input is not None and prior.input != fingerprint
+
+
+def _summed_up(inside: Iterable[Decision], *, new: bool) -> Verdict:
+    """Give what is done with a node as a whole, from what is done inside it."""
+    actions = {decision.action for decision in inside}
+    if Action.RUN not in actions and Action.CHECK not in actions:
+        if Action.HOLD in actions:
+            return UNCERTAIN
+        if Action.WAIT in actions:
+            return Verdict(Action.WAIT, "inner_waits")
+    if Action.RUN not in actions and Action.CHECK in actions:
+        return Verdict(Action.CHECK, "depends_on_parents")
+    return Verdict(Action.RUN, "new" if new else "inner_missing")
+
+
+def _joined(vertex: Vertex, ended: Counter[str]) -> Join | None:
+    """Give what the join rule says if what runs completes, however the others end; None if that decides."""
+    trigger, maybe = vertex.node.trigger, ended["maybe"]
+    counts = [ended["completed"], ended["skipped"], ended["failed"]]
+    if trigger == "any_failed":
+        maybe += ended["runs"]
+    else:
+        counts[Settled.COMPLETED] += ended["runs"]
+    verdicts = set()
+    for how in (Settled.COMPLETED, Settled.SKIPPED, Settled.FAILED)[: 3 if maybe else 1]:
+        completed, skipped, failed = (n + maybe * (how == place) for place, n in enumerate(counts))
+        verdicts.add(join(trigger, completed, skipped, failed))
+    sure = verdicts.pop() if len(verdicts) == 1 else None
+    return None if sure is Join.RUN and ended["maybe"] else sure  # it may also end as a question to a person
