@@ -94,6 +94,10 @@ CANCELLED: Final = "node.cancelled"
 RESET: Final = "node.reset"
 WITHDRAWN: Final = "node.withdrawn"
 WAITING: Final = "node.waiting"
+STATE: Final = "node.state"
+"""What an attempt saved of its own progress; changes no status, its output is the packed value."""
+PROGRESS: Final = "node.progress"
+"""How far an attempt says it is: `done`, `total`; changes no status."""
 
 _EXACT: Final[Mapping[str, tuple[NodeStatus, str]]] = {
     STARTED: (NodeStatus.RUNNING, "running"),
@@ -130,6 +134,7 @@ _RUN_STATUS: Final[Mapping[str, RunStatus]] = {
 MOVED: Final = (
     "moved"  # reason: an item stands at another place of its list now; its output stays where it was
 )
+ONCE_UNCERTAIN: Final = "once_uncertain"  # reason: a call made once began and nobody knows how it ended
 RETRY: Final = "retry"  # reason of a failed attempt that is tried again by itself at data.retry_at
 
 
@@ -261,7 +266,9 @@ class Snapshot:
 
     `paths` holds the last record with a status of every path that has one. `generations` counts how often a
     completed path was reset; `before` the attempts a path had used up when a person last gave a fresh retry
-    budget.
+    budget. `states` holds what each path saved last, until it is run again after it had completed.
+    `forgiven`: up to which attempt somebody answered for a path whose effect was not known, and where the
+    call made once is kept that was asked about.
     """
 
     __slots__ = (
@@ -270,6 +277,7 @@ class Snapshot:
         "claims",
         "codes",
         "counts",
+        "forgiven",
         "fresh_seq",
         "generations",
         "last_seq",
@@ -277,6 +285,7 @@ class Snapshot:
         "reason",
         "recoveries",
         "started_at",
+        "states",
         "status",
         "status_at",
     )
@@ -287,6 +296,8 @@ class Snapshot:
         self.before: dict[str, int] = {}
         self.codes: dict[str, str] = {}
         self.counts: dict[str, int] = {}
+        self.states: dict[str, Record] = {}
+        self.forgiven: dict[str, tuple[int, list[str] | None]] = {}
         self.status = RunStatus.PENDING
         self.reason: str | None = None
         self.status_at = self.started_at = 0
@@ -313,17 +324,27 @@ class Snapshot:
             self._apply_to_run(record)
         elif record.status is not None:
             self._apply_to_path(record.path, record)
+        elif record.kind == STATE:
+            self.states[record.path] = record
 
     def _apply_to_path(self, path: str, record: Record) -> None:
         previous = self.paths.get(path)
         if previous is not None:
-            if record.kind == RESET and previous.kind in {COMPLETED, WAITING}:
-                self.generations[path] = self.generations.get(path, 0) + 1
+            if record.kind == RESET:
+                self._reset(path, previous, record)
             if path not in self.before and (previous.seq or 0) < self.fresh_seq:
                 self.before[path] = previous.attempt or 0
         if record.kind == STARTED and record.data is not None:
             self.counts[path] = record.facts.get("count", 0)
         self.paths[path] = record
+
+    def _reset(self, path: str, previous: Record, record: Record) -> None:
+        if previous.kind in {COMPLETED, WAITING}:
+            self.generations[path] = self.generations.get(path, 0) + 1
+            self.states.pop(path, None)
+        if record.reason in {"asked", "not_done"}:
+            once = previous.facts.get("once") if previous.reason == ONCE_UNCERTAIN else None
+            self.forgiven[path] = (record.attempt or 0, once)
 
     def _apply_to_run(self, record: Record) -> None:
         if record.kind == CANCEL_REQUESTED:

@@ -31,6 +31,7 @@ from dagresume.errors import (
     MutatedInput,
     NodeTimeout,
     NotLoadable,
+    OnceUncertain,
     OutputNotSerializable,
     StoreError,
     TooManyAbandoned,
@@ -38,7 +39,8 @@ from dagresume.errors import (
 )
 from dagresume.events import Record, RunStatus, Snapshot
 from dagresume.executor import Call, Executor
-from dagresume.jobs import CURRENT, Cells, Job, Opening, Raw, Services, Step
+from dagresume.jobs import CURRENT, Cells, Job, Opening, Raw, Sealed, Services, Step
+from dagresume.notes import Notes
 from dagresume.observe import log, tell
 from dagresume.planner import NOT_STORABLE, RECONCILE, UNCERTAIN, Verdict, Vertex, decide
 from dagresume.policy import NOT_DONE, NodeFailure, Settled
@@ -127,6 +129,7 @@ class Run:
         self._background: set[asyncio.Task[None]] = set()
         self._executors = [services.executor(_executor_of(vertex)) for vertex in rules]
         self._places = {vertex.id: vertex.index for vertex in rules}
+        self.notes = Notes(self)
         self.root = Scope(self, rules)
 
     def now(self) -> int:
@@ -228,12 +231,10 @@ class Run:
         if not isinstance(outcome, Committed):
             for job in step.begins:
                 self._release(job)
-            self.not_written(outcome, step.records)
+            if not isinstance(outcome, SqlFailed):  # that is the failure of one attempt
+                self.not_written(outcome, step.records)
             return
-        batch = self.services.journal.batches
-        if batch != self._last_batch:
-            self._last_batch = batch
-            self.commits += 1
+        self.count_commit()
         if step.timed:
             self.waits.append(self.services.clock.monotonic() - step.appended)
         if self.stopping is None:
@@ -244,6 +245,13 @@ class Run:
             self._finish(step.ends)
         elif not self.live:
             self._check()
+
+    def count_commit(self) -> None:
+        """Count the transaction that has just ended, once."""
+        batch = self.services.journal.batches
+        if batch != self._last_batch:
+            self._last_batch = batch
+            self.commits += 1
 
     def _begin(self, step: Step) -> None:
         pool = self.services.pool
@@ -306,6 +314,8 @@ class Run:
         try:
             if self._to_load(job):
                 await self._load(job)
+            if self.notes.prepares(job):
+                await self.notes.prepare(job)
             call = self._call(job)
             job.began = self.services.clock.monotonic()
             result = await (self._reconcile(job, call) if job.reconcile else self._execute(job, call))
@@ -390,7 +400,7 @@ class Run:
     # -- how bodies end -------------------------------------------------------------------------------
 
     def _returned(self, job: Job, result: Any, took: int, data: dict[str, Any] | None) -> None:
-        vertex, scope = job.vertex, job.scope
+        vertex = job.vertex
         if job.used:
             data = (data or {}) | {"usage": job.used}
         reason = "reconciled" if job.reconcile else "recomputed" if job.again else None
@@ -410,17 +420,40 @@ class Run:
             log.debug(
                 "node completed", run=self.run_id, path=job.path, attempt=job.attempt, seconds=took / 1e6
             )
+        if job.sql:
+            self._seal(job, step.records, cell, digest)
+        else:
+            self._settle(job, cell, digest, step)
+
+    def _seal(self, job: Job, records: list[Record], cell: Any, digest: bytes) -> None:
+        """Write a completion with the statements of its function; what follows waits until it is durable."""
+        self.live.discard(job)  # its body has returned; its slot is given back with the outcome
+        self._inflight += 1
+        self.services.journal.forget(job)
+        self.services.journal.append(Sealed(self, records, job.sql, partial(self._sealed, job, cell, digest)))
+
+    def _sealed(self, job: Job, cell: Any, digest: bytes, outcome: Outcome) -> None:
+        if isinstance(outcome, Committed):
+            self._settle(job, cell, digest, Step(self, []))
+        elif isinstance(outcome, SqlFailed):
+            self._threw(job, outcome.error)
+        else:
+            self._release(job)
+
+    def _settle(self, job: Job, cell: Any, digest: bytes, step: Step) -> None:
+        """Give a path its value, and what waits for it its turn."""
+        vertex, scope = job.vertex, job.scope
         self._release(job)
         if job.feed is None:
             scope.complete(vertex.index, cell, digest, step)
         else:
             job.feed.settled(job.index, cell, digest, step)
-        if vertex.pure:
+        if vertex.pure or not step.records:
             self._unlock_at_once(step)
         self.hand_over(step, quietly=vertex.pure)
 
     def _unlock_at_once(self, step: Step) -> None:
-        """What waits for a pure node need not wait for the row that says it has completed (C1)."""
+        """What waits for a pure node, or for one that is durable already, waits for no further row (C1)."""
         self.root.advance(step)
         for source in step.opens:
             self.services.pool.offer(source)
@@ -438,6 +471,9 @@ class Run:
             self._cut_off(job)
         elif not job.began and isinstance(error, StoreError):
             self._without_values(job, error)
+        elif isinstance(error, OnceUncertain) and not job.reconcile:
+            failure = tell(job.path, job.attempt, error, ev.ONCE_UNCERTAIN)
+            self._stays_uncertain(job, failure, once=self.notes.place_of(error))
         elif job.reconcile:
             self._stays_uncertain(job, tell(job.path, job.attempt - 1, error, "reconcile_failed"))
         elif (unknown or _from_outside(job, error)) and not job.vertex.idempotent:
@@ -469,10 +505,11 @@ class Run:
         records = [self.record(ev.WITHDRAWN, job, "input_lost")] if job.awaits_record else []
         self._ended_badly(job, None, Step(self, records))
 
-    def _stays_uncertain(self, job: Job, failure: NodeFailure) -> None:
+    def _stays_uncertain(self, job: Job, failure: NodeFailure, **more: Any) -> None:
         self.uncertain.append(job.path)
+        facts = failure.facts | more | ({"usage": job.used} if job.used else {})
         record = ev.node_record(
-            ev.INTERRUPTED, job.path, failure.attempt, self.now(), failure.reason, **failure.facts
+            ev.INTERRUPTED, job.path, failure.attempt, self.now(), failure.reason, **facts
         )
         self._ended_badly(job, None, Step(self, [record]))
 
@@ -510,6 +547,7 @@ class Run:
     def _start_over(self, job: Job) -> None:
         """`reconcile` says that the uncertain attempt had no effect: the path runs, as a new attempt."""
         record = ev.node_record(ev.RESET, job.path, job.attempt - 1, self.now(), "not_done")
+        self.snapshot.apply(record)
         step = Step(self, [record])
         self._release(job, keeps_place=True)
         step.opens.append(job.next(job.attempt))
@@ -554,6 +592,8 @@ class Run:
             return
         job.released = True
         self.services.journal.forget(job)
+        if job.held:
+            self.notes.left(job)
         self.services.pool.release(job.gate)
         feed = job.feed
         if feed is not None and not keeps_place:
@@ -696,6 +736,7 @@ class Run:
         return Context(
             run_id=self.run_id, workflow=self.workflow, node=vertex.id, path=job.path, index=job.index,
             attempt=job.attempt, channel=job, generation=job.generation, skipped=skipped, failures=failures,
+            state=None if job.state is None else codec.unpack(job.state), root=self.services.artifacts,
         )  # fmt: skip
 
     def _failure_at(self, path: str) -> NodeFailure:
@@ -775,7 +816,9 @@ class Run:
         self.lost.append(error)
 
     def record(self, kind: str, job: Job, reason: str | None, **facts: Any) -> Record:
-        """Make the record of what just happened to a job."""
+        """Make the record of what just happened to a job, with what its attempt has used up."""
+        if job.used:
+            facts["usage"] = job.used
         return ev.node_record(kind, job.path, job.attempt, self.now(), reason, **facts)._replace(
             input=job.fingerprint
         )

@@ -46,7 +46,7 @@ from dagresume.errors import UncertainNode
 from dagresume.executor import Call, Executor
 from dagresume.planner import vertices
 from dagresume.sqlite import SQLiteStore
-from dagresume.store import Holder, Loaded, LogLine, Outcome, RunRow, Session, Store, Unit
+from dagresume.store import Holder, Loaded, LogLine, OnceFound, Outcome, RunRow, Session, Store, Unit
 from dagresume.workflow import Workflow
 from dagresume.writer import Writer
 
@@ -211,6 +211,9 @@ class StoreWrapper:
 
     async def logs(self, run_id: str, *, after: int = 0, limit: int = 1000) -> list[tuple[int, LogLine]]:
         return await self.inner.logs(run_id, after=after, limit=limit)
+
+    async def once(self, scope: str, key: str) -> OnceFound | None:
+        return await self.inner.once(scope, key)
 
     async def changed(self) -> int:
         return await self.inner.changed()
