@@ -371,7 +371,8 @@ def _examine(conn: sqlite3.Connection) -> Autopsy:
     row = conn.execute("SELECT run, run_id, status FROM dagresume_runs ORDER BY run DESC LIMIT 1").fetchone()
     if row is None:
         return Autopsy()
-    sql = "SELECT path, kind, reason FROM dagresume_events WHERE run = ? AND path IS NOT NULL ORDER BY seq"
+    which = "run = ? AND path IS NOT NULL AND status IS NOT NULL"
+    sql = f"SELECT path, kind, reason FROM dagresume_events WHERE {which} ORDER BY seq"
     last: dict[str, tuple[str, str | None]] = {}
     starts: Counter[str] = Counter()
     unknown: set[str] = set()
