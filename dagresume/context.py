@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from dagresume.errors import StoreError
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Channel", "Context", "NodeLog", "artifacts_of", "idempotency_key"]
 
+_PLAIN: Final = re.compile(r"[0-9a-z][0-9a-z-]{0,79}")
 _NAMESPACE = uuid.UUID("6f2d9a52-6d0c-5f0e-9a55-64a6a3d6e1c7")
 
 
@@ -28,7 +29,8 @@ def idempotency_key(run_id: str, path: str, generation: int = 0) -> str:
 
 def artifacts_of(root: str, run_id: str, path: str) -> Path:
     """Give the folder for the files of one path of a run; it need not exist."""
-    return Path(root, _file_name(run_id), _file_name(path))
+    run = run_id if _PLAIN.fullmatch(run_id) else f"_{_file_name(run_id)}"
+    return Path(root, run, _file_name(path))
 
 
 def _file_name(name: str) -> str:

@@ -58,7 +58,9 @@ class Notes:
 
     def __init__(self, run: Any) -> None:
         self._run, self._services = run, run.services
-        self._has_history = bool(run.snapshot.last_seq or run.snapshot.paths)
+        root = self._services.artifacts
+        is_new = not run.snapshot.last_seq
+        self._left_files = not (is_new or root is None) and artifacts_of(root, run.run_id, "").parent.exists()
         self._requests: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
             "save_state": self._save_state,
             "wait": self._wait,
@@ -110,9 +112,9 @@ class Notes:
         return job.path in self._run.snapshot.states or self._clears(job)
 
     def _clears(self, job: Job) -> bool:
-        if job.reconcile or self._services.artifacts is None:
+        if job.reconcile or not (self._left_files or job.attempt > 1):
             return False
-        return (self._has_history or job.attempt > 1) and self._folder(job).exists()
+        return self._services.artifacts is not None and self._folder(job).exists()
 
     def _folder(self, job: Job) -> Path:
         return artifacts_of(self._services.artifacts, self._run.run_id, job.path)

@@ -417,3 +417,16 @@ safe_keeper, unsafe_keeper = keeper(idempotent=True), keeper(idempotent=False)
 safe_in_call, unsafe_in_call = (keeper(idempotent=i, die_at="in-call") for i in (True, False))
 before_state = keeper(idempotent=True, die_at="before-state")
 safe_after_page, unsafe_after_page = (keeper(idempotent=i, die_at="after-2") for i in (True, False))
+
+
+files = Workflow("files", idempotent=True)
+
+
+@files.node
+async def leaves(ctx: Context) -> int:
+    """Leave a file and die before anything of this attempt is written."""
+    found = len(list(ctx.artifacts.iterdir()))
+    (ctx.artifacts / "part").write_text("x")
+    if first_time("leaves"):
+        die()
+    return found

@@ -138,3 +138,9 @@ def test_the_next_process_goes_on_from_the_saved_state_with_an_empty_folder(
     assert [line for line in lines if line.startswith("files")] == ["files 0", "files 0"]
     assert paid(tmp_path) == ONCE_EACH
     assert autopsy(tmp_path / "runs.db").starts["pages"] == 2
+
+
+def test_files_of_an_attempt_that_left_nothing_else_are_cleared(play: Play, tmp_path: Path) -> None:
+    assert play("go", flow="files").wait().killed
+    assert autopsy(tmp_path / "runs.db").starts["leaves"] == 0
+    assert play("go", flow="files", how="resume").wait().told["outputs"] == {"leaves": 0}
