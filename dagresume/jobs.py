@@ -31,6 +31,7 @@ __all__ = [
     "UNMADE",
     "Cells",
     "Driver",
+    "Flight",
     "Job",
     "Listing",
     "Opening",
@@ -65,7 +66,16 @@ class Services:
     fail_fast: bool
     grace: float
     debug: bool
-    flights: dict[tuple[str, str], tuple[Job, asyncio.Future[None]]] = field(default_factory=dict)
+    flights: dict[tuple[str, str], Flight] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Flight:
+    """A call made once that is under way: whose it is, when it is over, the time its mark was given."""
+
+    job: Job
+    over: asyncio.Future[None]
+    at: int = 0
 
 
 class Driver(Protocol):
@@ -283,8 +293,8 @@ class Job:
     call: Call | None = None
     used: dict[str, float] | None = None
     state: str | None = None
-    sql: list[effects.Statement] = field(default_factory=list)
-    held: dict[tuple[str, str], int] = field(default_factory=dict)  # calls made once under way: their marks
+    sql: tuple[effects.Statement, ...] = ()
+    held: tuple[tuple[str, str], ...] = ()  # where the calls made once are kept that are under way
     telling: bool = False  # its progress is on its way into the journal
     told: float = float("-inf")  # when it was written last
 
@@ -356,4 +366,4 @@ class Job:
 
     def commit_with(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any]) -> None:
         self.run.notes.admit_sql(self)
-        self.sql.append(effects.statement(sql, parameters))
+        self.sql += (effects.statement(sql, parameters),)

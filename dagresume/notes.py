@@ -21,7 +21,7 @@ from dagresume import events as ev
 from dagresume.context import artifacts_of
 from dagresume.errors import DagresumeError, DefinitionError, OnceInFlight, OnceUncertain, StoreError
 from dagresume.events import Record
-from dagresume.jobs import Job
+from dagresume.jobs import Flight, Job
 from dagresume.journal import Entry
 from dagresume.results import Stored
 from dagresume.store import Committed, OnceFound, OnceRow, Outcome, Refused
@@ -59,8 +59,10 @@ class Notes:
     def __init__(self, run: Any) -> None:
         self._run, self._services = run, run.services
         root = self._services.artifacts
-        is_new = not run.snapshot.last_seq
-        self._left_files = not (is_new or root is None) and artifacts_of(root, run.run_id, "").parent.exists()
+        self.resumed = bool(run.snapshot.last_seq)
+        self._left_files = bool(
+            self.resumed and root is not None and artifacts_of(root, run.run_id, "").parent.exists()
+        )
         self._requests: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
             "save_state": self._save_state,
             "wait": self._wait,
@@ -133,8 +135,8 @@ class Notes:
 
     def left(self, job: Job) -> None:
         """The attempt is over: calls it left under way are no longer waited for."""
-        for key in list(job.held):
-            self._land(job, key)
+        for where in job.held:
+            self._land(job, where)
 
     # -- progress -------------------------------------------------------------------------------------
 
@@ -176,10 +178,9 @@ class Notes:
         """Return when no call of this key is under way in this engine."""
         where = self._place(scope, key)
         while (flight := self._services.flights.get(where)) is not None:
-            other, over = flight
-            if other is job:
+            if flight.job is job:
                 raise OnceInFlight(job.path, key, "this very attempt")
-            await asyncio.wait([over])
+            await asyncio.wait([flight.over])
 
     async def _begin(self, job: Job, scope: str, key: str) -> tuple[str, str | None]:
         """Give ("done", its stored result), ("busy", None) if the call is under way, or ("started", None)
@@ -189,11 +190,12 @@ class Notes:
         where = self._place(scope, key)
         if where in self._services.flights:
             return "busy", None
-        self._services.flights[where] = (job, self._run.loop.create_future())
-        job.held[where] = 0
+        self._services.flights[where] = Flight(job, self._run.loop.create_future())
+        job.held += (where,)
         state: tuple[str, str | None] = "busy", None
         try:
             found = await self._services.once(*where)
+            self._check_live(job)
             if found is not None and found.row.state == "done":
                 state = "done", found.row.result
             else:
@@ -215,7 +217,7 @@ class Notes:
         self._check_live(job)
         where = self._place(scope, key)
         try:
-            if not await self._mark(job, where, state, text, job.held[where]):
+            if not await self._mark(job, where, state, text, self._services.flights[where].at):
                 raise OnceInFlight(job.path, key, "another process, which took the call over")
         finally:
             self._land(job, where)
@@ -224,7 +226,8 @@ class Notes:
         self, job: Job, where: tuple[str, str], state: str, result: str | None, saw: int | None
     ) -> bool:
         """Write what is known of a call; False if the row that was seen is not there any more."""
-        at = job.held[where] = max(self._run.now(), (saw or 0) + 1)  # rows are told apart by it
+        at = max(self._run.now(), (saw or 0) + 1)  # rows are told apart by it
+        self._services.flights[where].at = at
         row = OnceRow(*where, job.path, state, result, at, saw)
         return isinstance(await self._write(job, [], [row]), Committed)
 
@@ -257,9 +260,9 @@ class Notes:
         return f"{scope}:{of}", key
 
     def _land(self, job: Job, where: tuple[str, str]) -> None:
-        if job.held.pop(where, None) is not None:
-            _, over = self._services.flights.pop(where)
-            over.set_result(None)
+        if where in job.held:
+            job.held = tuple(other for other in job.held if other != where)
+            self._services.flights.pop(where).over.set_result(None)
 
     # -- writing --------------------------------------------------------------------------------------
 

@@ -314,7 +314,7 @@ class Run:
         try:
             if self._to_load(job):
                 await self._load(job)
-            if self.notes.prepares(job):
+            if (job.attempt > 1 or self.notes.resumed) and self.notes.prepares(job):
                 await self.notes.prepare(job)
             call = self._call(job)
             job.began = self.services.clock.monotonic()
