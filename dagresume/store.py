@@ -521,7 +521,7 @@ class MemoryStore:
 
     def _write(self, unit: Unit) -> Outcome:
         guard = unit.guard
-        refused = self._guards[type(guard)](guard) or self._overtaken(unit)
+        refused = self._overtaken(unit) or self._guards[type(guard)](guard)
         if refused:
             return refused
         try:
