@@ -27,10 +27,10 @@ from dagresume import (
     Workflow,
 )
 from dagresume.context import artifacts_of
-from dagresume.store import Outcome, Unit
+from dagresume.store import Outcome, StoreFailed, Unit
 from dagresume.testing import StoreWrapper
 from tests.engine import bodies
-from tests.engine.kit import Boom, Calls, Home, settle
+from tests.engine.kit import Boom, Calls, FaultyStore, Home, settle
 
 SOON = Retry(3, delay=0.001)
 
@@ -842,3 +842,91 @@ async def test_what_a_failed_attempt_used_up_is_recorded(home: Home) -> None:
         ("retry", {"tokens_in": 10, "tokens_out": 1, "cost": 0.5}),
         ("error", {"tokens_in": 10, "tokens_out": 1, "cost": 0.5}),
     ]
+
+
+# -- when the store fails -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["node.state", "node.progress"])
+async def test_a_run_whose_notes_cannot_be_written_does_not_go_on(home: Home, kind: str) -> None:
+    """C8."""
+    wf, went_on = Workflow("w", retry=SOON), list[bool]()
+
+    @wf.node
+    async def node(ctx: Context) -> None:
+        if kind == "node.progress":
+            ctx.progress(1)
+            await asyncio.sleep(10)
+        await ctx.save_state(1)
+        went_on.append(True)
+
+    def wrap(store: Any) -> Any:
+        return FaultyStore(
+            store, lambda _, record: record.kind == kind, lambda: StoreError("the disk is gone")
+        )
+
+    async with home.engine(wf, wrap=wrap) as engine:
+        with pytest.raises(StoreError, match="the disk is gone"):
+            await engine.run(wf)
+    assert went_on == []
+
+
+class NoMarks(StoreWrapper):
+    """Does not write what is known of calls made once."""
+
+    async def commit(self, units: Sequence[Unit]) -> list[Outcome]:
+        if any(unit.once for unit in units):
+            return [StoreFailed(StoreError("the disk is gone")) for _ in units]
+        return await self.inner.commit(units)
+
+
+async def test_a_call_is_not_made_if_its_mark_cannot_be_written(home: Home) -> None:
+    shop = Shop()
+    wf = buying(shop)
+    async with Engine(workflows=[wf], store=NoMarks(home.store()), grace_seconds=0.5) as engine:
+        with pytest.raises(StoreError, match="the disk is gone"):
+            await engine.run(wf)
+        assert engine._services.flights == {}
+    assert shop.bought == []
+
+
+async def test_a_completion_with_statements_that_cannot_be_written_fails_the_run(
+    sqlite_home: Home, db: Path
+) -> None:
+    """C8: this is no failure of the statements."""
+    wf = booking()
+
+    def spoils(_: Unit, record: Any) -> bool:
+        return bool(record.kind == "node.completed" and record.path == "book[1]")
+
+    def wrap(store: Any) -> Any:
+        return FaultyStore(store, spoils, lambda: StoreError("the disk is gone"))
+
+    async with sqlite_home.engine(wf, wrap=wrap) as engine:
+        with pytest.raises(RunFailed) as caught:
+            await engine.run(wf)
+        assert engine._pool.free == 64
+    assert {path: f.reason for path, f in caught.value.failures.items()} == {"book[1]": "not_stored"}
+    assert "book[1]" not in dict(asked(db, "SELECT * FROM ledger"))
+    with pytest.raises(UncertainNode):
+        await sqlite_home.resume(wf, caught.value.run_id)
+    assert (await sqlite_home.retry(wf, caught.value.run_id))["end"] == 6
+
+
+@pytest.mark.parametrize("options", [{"concurrency": 1}, {"debug": True}, {"spill_bytes": 0}])
+async def test_statements_go_with_every_way_to_run(sqlite_home: Home, db: Path, options: Any) -> None:
+    wf = booking(range(1, 30))
+    async with sqlite_home.engine(wf, **options) as engine:
+        result = await engine.run(wf)
+        assert result["end"] == sum(range(1, 30))
+        assert engine._pool.free == options.get("concurrency", 64)
+    assert asked(db, "SELECT count(*) FROM ledger") == [(30,)]
+
+
+async def test_when_all_has_ended_nothing_is_held(home: Home) -> None:
+    shop = Shop()
+    shop.breaks = [Boom("sold out")]
+    wf = buying(shop, retry=SOON)
+    async with home.engine(wf) as engine:
+        await engine.run(wf)
+        assert engine._services.flights == {}
