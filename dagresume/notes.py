@@ -270,12 +270,15 @@ class Notes:
         """Write it durably, with the start of the attempt if that is not written yet; raises if it cannot be
         written at all.
         """
-        if self._services.journal.forget(job):
-            records.insert(0, job.start_record())
-        note = _Note(self._run, records, once)
-        self._services.journal.append(note)
+        journal = self._services.journal
+        begins = journal.forget(job)
+        note = _Note(self._run, [job.start_record(), *records] if begins else records, once)
+        journal.append(note)
         outcome = await note.done
-        if not isinstance(outcome, Committed) and outcome != _OVERTAKEN:
+        if outcome == _OVERTAKEN:
+            if begins and self._is_live(job):
+                journal.later(job)
+        elif not isinstance(outcome, Committed):
             raise self._run.error or StoreError(f"{job.path}: not written: {outcome}")
         return outcome
 

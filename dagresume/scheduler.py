@@ -167,6 +167,8 @@ class Run:
         if self.log_lines:
             step.logs = list(self.log_lines)
             self.log_lines.clear()
+        if not (step.records or step.opens or step.arrivals or step.logs):
+            return  # what it was for is durable already, and it has unlocked nothing
         step.guard = self.owned
         self._inflight += 1
         self.services.journal.append(step, quietly=quietly and not step.begins and step.ends is None)

@@ -393,6 +393,43 @@ async def test_what_makes_no_sense_is_refused_at_once(
     assert (await sqlite_home.run(wf))["node"] is True
 
 
+class Rival(StoreWrapper):
+    """Another process is always quicker with its mark, once; it fails, so that the call is free again."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.overtook = False
+
+    async def commit(self, units: Sequence[Unit]) -> list[Outcome]:
+        if not self.overtook and any(unit.once for unit in units):
+            (unit,) = units
+            self.overtook = True
+            theirs = [row._replace(path="elsewhere", at=row.at - 1) for row in unit.once]
+            await self.inner.commit([Unit(unit.guard, once=theirs)])
+            outcomes = await self.inner.commit(units)
+            gone = [row._replace(state="free", saw=row.at) for row in theirs]
+            await self.inner.commit([Unit(unit.guard, once=gone)])
+            return outcomes
+        return await self.inner.commit(units)
+
+
+async def test_whoever_was_overtaken_looks_again(home: Home) -> None:
+    """Nothing of the refused unit is lost either: that the attempt has begun was in it."""
+    shop = Shop()
+    wf = buying(shop, idempotent=True)
+    store = Rival(home.store())
+    async with Engine(workflows=[wf], store=store) as engine:
+        shop.gate.clear()
+        handle = await engine.start(wf)
+        await shop.reached.wait()
+        kinds = [event.kind async for event in engine.events(handle.run_id)]
+        shop.gate.set()
+        assert (await handle.result())["order"] == 1
+    assert store.overtook
+    assert kinds == ["run.created", "node.started"]
+    assert shop.bought == ["tea"]
+
+
 class SlowMarks(StoreWrapper):
     """Commits what is known of calls made once only when its gate is open."""
 
@@ -591,6 +628,7 @@ async def test_statements_are_in_the_transaction_of_the_checkpoint(sqlite_home: 
         ("book[0]", 1), ("book[1]", 2), ("book[2]", 3), ("end", 6)
     ]  # fmt: skip
     assert result.stats.checkpoint_latency.count == 5
+    assert result.stats.commits <= 9  # each its own, beside that of what it unlocks
 
 
 FAILING = [
