@@ -170,6 +170,9 @@ class Engine:
         self._clock = clock or SystemClock()
         self._store: Store = store or _store(str(url), synchronous, adopt, self._clock)
         self._blobs = BlobStore(Path(self._store.name + ".blobs")) if self._store.persistent else None
+        self._artifacts = (
+            str(Path(self._store.name + ".artifacts").absolute()) if self._store.persistent else None
+        )
         self._limits, self._concurrency = dict(limits or {}), concurrency
         self._lease_seconds, self._grace, self._fail_fast, self._debug = (
             lease_seconds,
@@ -223,6 +226,8 @@ class Engine:
             fetch=self._fetch,
             spill=self._spill,
             spill_bytes=self._spill_bytes if self._blobs else None,
+            once=self._store.once,
+            artifacts=self._artifacts,
             fail_fast=self._fail_fast,
             grace=self._grace,
             debug=self._debug,

@@ -33,9 +33,11 @@
     ├── RecoveryRefused                 going on needs a person's word
     │   ├── VersionMismatch
     │   ├── UncertainNode
+    │   │   └── OnceUncertain           a call made once began, nobody knows how it ended
     │   ├── AttemptsExhausted
     │   ├── RolledBack
     │   └── WorkflowNotRegistered
+    ├── OnceInFlight                    a call made once is under way elsewhere
     ├── DecisionError
     │   ├── NotWaiting
     │   └── AlreadyDecided
@@ -387,6 +389,34 @@ class UncertainNode(RecoveryRefused):
             f" idempotent). Look, then say what it did: `dagresume resolve {run_id} {self.paths[0]}"
             f" --output … | --failed …`; or run it again: `dagresume retry {run_id}`; or give the node a"
             " reconcile= that can tell."
+        )
+
+
+class OnceUncertain(UncertainNode):
+    """A call made by `ctx.once` began, and nobody knows whether it took effect; `.run_id`, `.path`, `.key`,
+    `.scope`.
+
+    Raised in the body. It makes the path uncertain and is never retried by itself.
+    """
+
+    def __init__(self, run_id: str, path: str, key: str, scope: str, began: str) -> None:
+        self.run_id, self.paths, self.path, self.key, self.scope = run_id, (path,), path, key, scope
+        RecoveryRefused.__init__(
+            self,
+            f"{path}: once({key!r}) began in {began} and left no result, so nobody knows whether it took"
+            f" effect. Look; then say what {path} gave: `dagresume resolve {run_id} {path}`, or have it"
+            f" called again: `dagresume retry {run_id}`",
+        )
+
+
+class OnceInFlight(DagresumeError):
+    """A call made by `ctx.once` is under way elsewhere just now; `.path`, `.key`."""
+
+    def __init__(self, path: str, key: str, where: str) -> None:
+        self.path, self.key = path, key
+        super().__init__(
+            f"{path}: once({key!r}) is under way in {where}. Its result can be had when that has ended: give"
+            " this node a retry=, or call it in one place and pass the result on."
         )
 
 

@@ -99,6 +99,10 @@ DECIDED: Final = "node.decided"
 RESOLVED: Final = "node.resolved"
 UNDO_STARTED: Final = "undo.started"
 UNDO_FAILED: Final = "undo.failed"
+STATE: Final = "node.state"
+"""What an attempt saved of its own progress; changes no status, its output is the packed value."""
+PROGRESS: Final = "node.progress"
+"""How far an attempt says it is: `done`, `total`; changes no status."""
 
 _EXACT: Final[Mapping[str, tuple[NodeStatus, str]]] = {
     STARTED: (NodeStatus.RUNNING, "running"),
@@ -143,6 +147,7 @@ _RUN_STATUS: Final[Mapping[str, RunStatus]] = {
 MOVED: Final = (
     "moved"  # reason: an item stands at another place of its list now; its output stays where it was
 )
+ONCE_UNCERTAIN: Final = "once_uncertain"  # reason: a call made once began and nobody knows how it ended
 RETRY: Final = "retry"  # reason of a failed attempt that is tried again by itself at data.retry_at
 UNDO_FAILED_REASON: Final = "compensation_failed"
 CONDITION: Final = "condition"  # reason of a skip: `when=` said no
@@ -309,7 +314,9 @@ class Snapshot:
     budget. `decisions` and `resolutions` are the last letter of each path, `signals` those that no wait has
     taken, by seq; `read` is the seq of the last letter. `used` is what all attempts used up, `budget` what a
     person set. `permitted`: nodes of which a person said that they run again if their input changes ("*":
-    all). `undone`: the last record of every undo that was begun.
+    all). `undone`: the last record of every undo that was begun. `states` holds what each path saved last,
+    until it is run again after it had completed. `forgiven`: up to which attempt somebody answered for a path
+    whose effect was not known, and where the call made once is kept that was asked about.
     """
 
     __slots__ = (
@@ -320,6 +327,7 @@ class Snapshot:
         "codes",
         "counts",
         "decisions",
+        "forgiven",
         "fresh_seq",
         "generations",
         "last_seq",
@@ -331,6 +339,7 @@ class Snapshot:
         "resolutions",
         "signals",
         "started_at",
+        "states",
         "status",
         "status_at",
         "undone",
@@ -343,6 +352,8 @@ class Snapshot:
         self.before: dict[str, int] = {}
         self.codes: dict[str, str] = {}
         self.counts: dict[str, int] = {}
+        self.states: dict[str, Record] = {}
+        self.forgiven: dict[str, tuple[int, list[str] | None]] = {}
         self.status = RunStatus.PENDING
         self.reason: str | None = None
         self.status_at = self.started_at = 0
@@ -379,18 +390,23 @@ class Snapshot:
             self._apply_to_run(record)
         elif record.status is not None:
             self._apply_to_path(record.path, record)
-            if record.data is not None and record.kind in {COMPLETED, FAILED}:
+            if record.data is not None and record.kind != STARTED:
                 self._note(record)
         elif record.kind in _NOTES:
             notes: dict[str, Record] = getattr(self, _NOTES[record.kind])
             notes[record.path] = record
             if record.kind in LETTERS:
                 self.read = record.seq or self.read
+        elif record.kind == STATE:
+            self.states[record.path] = record
 
     def _note(self, record: Record) -> None:
         """Note what an attempt used up, and which signal a wait has taken."""
         facts = record.facts
-        for name, amount in facts.get("usage", {}).items():
+        used = (
+            facts.get("usage", {}) if "seq" not in facts else {}
+        )  # else it tells of another record's output
+        for name, amount in used.items():
             self.used[name] = self.used.get(name, 0) + amount
         if "signal" in facts:
             self.signals.pop(facts["signal"], None)
@@ -398,13 +414,21 @@ class Snapshot:
     def _apply_to_path(self, path: str, record: Record) -> None:
         previous = self.paths.get(path)
         if previous is not None:
-            if record.kind == RESET and previous.kind in {COMPLETED, WAITING}:
-                self.generations[path] = self.generations.get(path, 0) + 1
+            if record.kind == RESET:
+                self._reset(path, previous, record)
             if path not in self.before and (previous.seq or 0) < self.fresh_seq:
                 self.before[path] = previous.attempt or 0
         if record.kind == STARTED and record.data is not None:
             self.counts[path] = record.facts.get("count", 0)
         self.paths[path] = record
+
+    def _reset(self, path: str, previous: Record, record: Record) -> None:
+        if previous.kind in {COMPLETED, WAITING}:
+            self.generations[path] = self.generations.get(path, 0) + 1
+            self.states.pop(path, None)
+        if record.reason in {"asked", "not_done"}:
+            once = previous.facts.get("once") if previous.reason == ONCE_UNCERTAIN else None
+            self.forgiven[path] = (record.attempt or 0, once)
 
     def _apply_to_run(self, record: Record) -> None:
         if record.kind in LETTERS:

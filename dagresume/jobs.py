@@ -9,11 +9,12 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
-from dagresume import codec
+from dagresume import codec, effects
 from dagresume import events as ev
 from dagresume.clock import Clock
 from dagresume.events import Record, Snapshot
@@ -24,19 +25,21 @@ from dagresume.planner import Vertex
 from dagresume.policy import NodeFailure
 from dagresume.pool import Gate, Pool, Source
 from dagresume.results import Stored
-from dagresume.store import Claim, Committed, LogLine, NewRun, Outcome, Owned
+from dagresume.store import Claim, Committed, LogLine, NewRun, OnceFound, Outcome, Owned, SqlFailed
 
 __all__ = [
     "OPEN",
     "UNMADE",
     "Cells",
     "Driver",
+    "Flight",
     "Input",
     "Job",
     "Listing",
     "Opening",
     "Raw",
     "Raws",
+    "Sealed",
     "Services",
     "Step",
     "Values",
@@ -50,7 +53,9 @@ LOG_LINES: Final = 1000  # an attempt keeps at most so many
 
 @dataclass(slots=True)
 class Services:
-    """What the runs of one engine share. `spill_bytes` None: nothing is put into blobs."""
+    """What the runs of one engine share. `spill_bytes` None: nothing is put into blobs. `artifacts`: where
+    the folders of runs go, None if the store has no file. `flights`: the calls made once that are under way.
+    """
 
     journal: Journal
     pool: Pool
@@ -59,9 +64,21 @@ class Services:
     fetch: Callable[[str, Sequence[Stored]], Awaitable[list[str]]]
     spill: Callable[[str, str], Awaitable[str]]
     spill_bytes: int | None
+    once: Callable[[str, str], Awaitable[OnceFound | None]]
+    artifacts: str | None
     fail_fast: bool
     grace: float
     debug: bool
+    flights: dict[tuple[str, str], Flight] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Flight:
+    """A call made once that is under way: whose it is, when it is over, the time its mark was given."""
+
+    job: Job
+    over: asyncio.Future[None]
+    at: int = 0
 
 
 class Driver(Protocol):
@@ -236,6 +253,32 @@ class Opening(Step):
             self.outcome.set_result(outcome)
 
 
+class Sealed(Step):
+    """The completion of a path with statements of its function's own: what follows waits for what becomes of
+    it, since they may fail.
+    """
+
+    __slots__ = ("settle",)
+
+    def __init__(
+        self,
+        run: Driver,
+        records: list[Record],
+        sql: Sequence[effects.Statement],
+        settle: Callable[[Outcome], None],
+    ) -> None:
+        super().__init__(run, records)
+        self.sql, self.settle, self.timed = sql, settle, True
+
+    def delivered(self, outcome: Outcome) -> None:
+        known = isinstance(outcome, Committed | SqlFailed)
+        if known:
+            self.settle(outcome)  # first: what it hands over keeps the run from having nothing under way
+        self.run.delivered(self, outcome)
+        if not known:
+            self.settle(outcome)
+
+
 # -- jobs -----------------------------------------------------------------------------------------------
 
 
@@ -274,6 +317,11 @@ class Job:
     task: asyncio.Task[None] | None = None
     call: Call | None = None
     used: dict[str, float] | None = None
+    state: str | None = None
+    sql: tuple[effects.Statement, ...] = ()
+    held: tuple[tuple[str, str], ...] = ()  # where the calls made once are kept that are under way
+    telling: bool = False  # its progress is on its way into the journal
+    told: float = float("-inf")  # when it was written last
 
     @property
     def dropped(self) -> bool:
@@ -307,6 +355,7 @@ class Job:
             self.generation,
             self.again,
         )
+        again.told = self.told
         return again
 
     # the channel; may be called from any thread
@@ -326,3 +375,20 @@ class Job:
 
     def progress(self, done: float, total: float | None) -> None:
         self.run.progress[self.path] = (done, total)
+        if not self.telling:
+            self.telling = True
+            self.run.notes.tell(self)
+
+    def ask(self, what: str, *args: Any) -> Future[Any]:
+        found: Future[Any] = self.run.notes.ask(self, what, *args)
+        return found
+
+    def save_state(self, state: Any) -> Any:
+        return effects.save_state(self.ask, state)
+
+    def once(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], scope: str) -> Any:
+        return effects.once(self.ask, key, fn, args, scope)
+
+    def commit_with(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any]) -> None:
+        self.run.notes.admit_sql(self)
+        self.sql += (effects.statement(sql, parameters),)

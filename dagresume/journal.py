@@ -72,7 +72,7 @@ class _Awaited(Entry):
     __slots__ = ("done",)
 
     def __init__(self, unit: Unit, done: asyncio.Future[Outcome]) -> None:
-        super().__init__(unit.guard, unit.records, unit.definition, unit.logs, unit.sql)
+        super().__init__(unit.guard, unit.records, unit.definition, unit.logs, unit.sql, unit.once)
         self.run, self.done, self.concludes = None, done, False
 
     def delivered(self, outcome: Outcome) -> None:
@@ -148,9 +148,11 @@ class Journal:
         if self._timer is None:
             self._start_timer()
 
-    def forget(self, late: Late) -> None:
-        """Drop a start record that is not needed any more: the path has ended."""
-        self._late.pop(late, None)
+    def forget(self, late: Late) -> bool:
+        """Drop a start record: the path has ended, or it is written with something else. False: it is on its
+        way, or was not to be written.
+        """
+        return self._late.pop(late, late) is None
 
     @property
     def full(self) -> bool:

@@ -2,7 +2,8 @@
 
 A worker is spawned, never forked: the parent has threads and open databases. It runs one piece of work at a
 time in its main thread and talks over one pipe; the first byte of a message says what it is: `L` log, `U`
-usage, `P` progress, and once, at the end, `D` done or `F` failed. The end of the pipe is the end of the other
+usage, `P` progress, `A` a question, which is answered by an `A` in the order of the questions, and once, at
+the end, `D` done or `F` failed. The end of the pipe is the end of the other
 side, however it died, so neither outlives the other for long (but native code that keeps the interpreter lock
 notices it late). Work is pickled between our own processes; nothing pickled is ever stored.
 """
@@ -22,13 +23,16 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from queue import SimpleQueue
 from types import FunctionType, MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from dagresume import effects
 from dagresume.errors import DagresumeError, DefinitionError, WorkerDied
 from dagresume.policy import NodeFailure
 
@@ -271,6 +275,7 @@ class _Pipe:
 
     def __init__(self, conn: Connection) -> None:
         self._conn, self._lock, self._open = conn, threading.Lock(), True
+        self._asked: deque[Future[Any]] = deque()
 
     def log(self, level: str, line: str) -> None:
         self._send(b"L", (level, line))
@@ -280,6 +285,36 @@ class _Pipe:
 
     def progress(self, done: float, total: float | None) -> None:
         self._send(b"P", (done, total))
+
+    def save_state(self, state: Any) -> Any:
+        return effects.save_state(self.ask, state)
+
+    def once(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], scope: str) -> Any:
+        return effects.once(self.ask, key, fn, args, scope)
+
+    def commit_with(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any]) -> None:
+        raise DefinitionError(
+            "commit_with has no part in executor='process': the checkpoint is written by the engine. Return"
+            " what is to be written, and let a node without executor= write it."
+        )
+
+    def ask(self, what: str, *args: Any) -> Future[Any]:
+        message = b"A" + pickle.dumps((what, *args))
+        question: Future[Any] = Future()
+        with self._lock:
+            if not self._open:
+                raise DagresumeError("this attempt is over; nothing more of it is kept")
+            self._asked.append(question)
+            self._conn.send_bytes(message)
+        return question
+
+    def answered(self, message: bytes) -> None:
+        """Take the answer to the oldest question."""
+        question, found = self._asked.popleft(), pickle.loads(message[1:])
+        if message[:1] == b"D":
+            question.set_result(found)
+        else:
+            question.set_exception(found.error())
 
     def answer(self, message: bytes) -> None:
         with self._lock:
@@ -329,6 +364,9 @@ def _listen(conn: Connection, requests: SimpleQueue[bytes | None], busy: threadi
     with contextlib.suppress(EOFError, OSError):
         while True:
             request = conn.recv_bytes()
+            if request[:1] == b"A":
+                _channel_here().answered(request[1:])
+                continue
             busy.set()
             requests.put(request)
             del request
@@ -421,8 +459,19 @@ class Worker:
             begun()
         while (message := self._receive(path))[:1] not in {b"D", b"F"}:
             if channel is not None:
-                _pass_on(channel, message[:1], pickle.loads(memoryview(message)[1:]))
+                self._heard(channel, message[:1], pickle.loads(memoryview(message)[1:]))
         return message
+
+    def _heard(self, channel: Channel, kind: bytes, args: tuple[Any, ...]) -> None:
+        if kind != b"A":
+            _pass_on(channel, kind, args)
+            return
+        try:
+            answer = b"AD" + pickle.dumps(channel.ask(*args).result())
+        except Exception as error:
+            answer = b"AF" + pickle.dumps(Fault.of(error))
+        with contextlib.suppress(OSError):  # it died: reading says so
+            self._conn.send_bytes(answer)
 
     def kill(self) -> None:
         """End the process now; whoever waits in `ask` hears of it."""

@@ -31,6 +31,7 @@ from dagresume.errors import (
     MutatedInput,
     NodeTimeout,
     NotLoadable,
+    OnceUncertain,
     OutputNotSerializable,
     StoreError,
     TooManyAbandoned,
@@ -39,7 +40,8 @@ from dagresume.errors import (
 from dagresume.events import Record, RunStatus, Snapshot
 from dagresume.executor import Call, Executor
 from dagresume.feeds import Feed
-from dagresume.jobs import CURRENT, OPEN, Cells, Input, Job, Opening, Raw, Services, Step
+from dagresume.jobs import CURRENT, OPEN, Cells, Input, Job, Opening, Raw, Sealed, Services, Step
+from dagresume.notes import Notes
 from dagresume.observe import log, tell
 from dagresume.planner import NOT_STORABLE, RECONCILE, Body, Vertex, decide, is_body
 from dagresume.policy import NOT_DONE, Budget, NodeFailure, Settled
@@ -132,6 +134,7 @@ class Run:
         self._budget, self._on_failure, self._patience = budget, on_failure, patience
         self.used = dict(snapshot.used)
         self.desk = Waits(self)
+        self.notes = Notes(self)
         every = [(vertex, vertex.node) for vertex in body.every()]
         self.gates = {vertex: services.pool.gate(node.limit, vertex.id) for vertex, node in every}
         self._executors = {v: services.executor(_executor_of(v)) for v, node in every if node.fn is not None}
@@ -185,6 +188,8 @@ class Run:
         if self.log_lines:
             step.logs = list(self.log_lines)
             self.log_lines.clear()
+        if not (step.records or step.opens or step.arrivals or step.logs):
+            return  # what it was for is durable already, and it has unlocked nothing
         step.guard = self.owned
         self._inflight += 1
         self.services.journal.append(step, quietly=quietly and not step.begins and step.ends is None)
@@ -251,12 +256,10 @@ class Run:
         if not isinstance(outcome, Committed):
             for job in step.begins:
                 self._release(job)
-            self.not_written(outcome, step.records)
+            if not isinstance(outcome, SqlFailed):  # that is the failure of one attempt
+                self.not_written(outcome, step.records)
             return
-        batch = self.services.journal.batches
-        if batch != self._last_batch:
-            self._last_batch = batch
-            self.commits += 1
+        self.count_commit()
         if step.timed:
             self.waits.append(self.services.clock.monotonic() - step.appended)
         if self.stopping is None:
@@ -267,6 +270,13 @@ class Run:
             self._finish(step.ends)
         elif not self.live:
             self._check()
+
+    def count_commit(self) -> None:
+        """Count the transaction that has just ended, once."""
+        batch = self.services.journal.batches
+        if batch != self._last_batch:
+            self._last_batch = batch
+            self.commits += 1
 
     def _begin(self, step: Step) -> None:
         pool = self.services.pool
@@ -327,8 +337,7 @@ class Run:
 
     async def _attempt(self, job: Job) -> None:
         try:
-            if job.scope.lacks(job.vertex, job.cells):
-                await job.scope.load(job.vertex, job.cells)
+            await self._prepare(job)
             if job.asking:
                 self._answered(job, self._ask(job))
                 return
@@ -342,6 +351,7 @@ class Run:
                 raise  # it was left behind: whatever it still does is nobody's business
             if isinstance(job.feed, Feed) and self.services.debug:
                 job.feed.shared.clear()  # it may have changed it before it failed
+            self._paid_for_nothing(job)
             self._threw(job, error)
             if _is_ctrl_c(job, error):
                 raise
@@ -355,6 +365,13 @@ class Run:
         self._returned(
             job, result, took, await self._shelve(job, result) if self._is_big(job, result) else None
         )
+
+    async def _prepare(self, job: Job) -> None:
+        """Get what the job needs and what lies in the store."""
+        if job.scope.lacks(job.vertex, job.cells):
+            await job.scope.load(job.vertex, job.cells)
+        if (job.attempt > 1 or self.notes.resumed) and not job.asking and self.notes.prepares(job):
+            await self.notes.prepare(job)
 
     def _ask(self, job: Job) -> bool:
         """Ask a node's `when=` whether it runs with what it would receive."""
@@ -457,7 +474,7 @@ class Run:
     # -- how bodies end -------------------------------------------------------------------------------
 
     def _returned(self, job: Job, result: Any, took: int, data: dict[str, Any] | None) -> None:
-        vertex, scope = job.vertex, job.scope
+        vertex = job.vertex
         if job.used:
             data = (data or {}) | {"usage": job.used}
         reason = "reconciled" if job.reconcile else "recomputed" if job.again else None
@@ -477,16 +494,40 @@ class Run:
             log.debug(
                 "node completed", run=self.run_id, path=job.path, attempt=job.attempt, seconds=took / 1e6
             )
+        text = None if vertex.pure else result
+        if job.sql:
+            self._seal(job, step.records, partial(self._settle, job, cell, digest, text))
+        else:
+            self._settle(job, cell, digest, text, step)
+
+    def _seal(self, job: Job, records: list[Record], settle: Callable[[Step], None]) -> None:
+        """Write a completion with the statements of its function; what follows waits until it is durable."""
+        self.live.discard(job)  # its body has returned; its slot is given back with the outcome
+        self._inflight += 1
+        self.services.journal.forget(job)
+        self.services.journal.append(Sealed(self, records, job.sql, partial(self._sealed, job, settle)))
+
+    def _sealed(self, job: Job, settle: Callable[[Step], None], outcome: Outcome) -> None:
+        if isinstance(outcome, Committed):
+            settle(Step(self, []))
+        elif isinstance(outcome, SqlFailed):
+            self._threw(job, outcome.error)
+        else:
+            self._release(job)
+
+    def _settle(self, job: Job, cell: Any, digest: bytes, text: str | None, step: Step) -> None:
+        """Give a path its value, packed in `text` if it is, and what waits for it its turn."""
+        vertex, scope = job.vertex, job.scope
         self._release(job)
         if job.feed is None:
             scope.complete(vertex.index, cell, digest, step)
         else:
             if (scope.prefix or vertex.is_loop) and not vertex.pure:
                 self.inner[job.path] = cell
-            job.feed.settled(job.index, cell, digest, step, None if vertex.pure else result)
+            job.feed.settled(job.index, cell, digest, step, text)
         if job.used:
             self._spend(job.used, step)
-        if vertex.pure:
+        if vertex.pure or not step.records:
             self._unlock_at_once(step)
         self.hand_over(step, quietly=vertex.pure)
 
@@ -499,6 +540,10 @@ class Run:
             if self.root.open:
                 self.stop(ev.RUN_INTERRUPTED, "budget", grace=None)
 
+    def _paid_for_nothing(self, job: Job) -> None:
+        if job.used:
+            self._spend(job.used, Step(self, []))
+
     def _over_budget(self) -> bool:
         set_by_person, budget = self.snapshot.budget, self._budget
         if set_by_person is not None:
@@ -506,7 +551,7 @@ class Run:
         return budget is not None and budget.is_spent(self.used)
 
     def _unlock_at_once(self, step: Step) -> None:
-        """What waits for a pure node need not wait for the row that says it has completed (C1)."""
+        """What waits for a pure node, or for one that is durable already, waits for no further row (C1)."""
         self.advance(step)
         for source in step.opens:
             self.services.pool.offer(source)
@@ -524,6 +569,9 @@ class Run:
             self._cut_off(job)
         elif not job.began and isinstance(error, StoreError):
             self._without_values(job, error)
+        elif isinstance(error, OnceUncertain) and not job.reconcile:
+            failure = tell(job.path, job.attempt, error, ev.ONCE_UNCERTAIN)
+            self._stays_uncertain(job, failure, once=self.notes.place_of(error))
         elif job.reconcile:
             self._stays_uncertain(job, tell(job.path, job.attempt - 1, error, "reconcile_failed"))
         elif (unknown or _from_outside(job, error)) and not job.vertex.idempotent:
@@ -555,10 +603,11 @@ class Run:
         records = [self.record(ev.WITHDRAWN, job, "input_lost")] if job.awaits_record else []
         self._ended_badly(job, None, Step(self, records))
 
-    def _stays_uncertain(self, job: Job, failure: NodeFailure) -> None:
+    def _stays_uncertain(self, job: Job, failure: NodeFailure, **more: Any) -> None:
         self.uncertain.append(job.path)
+        facts = failure.facts | more | ({"usage": job.used} if job.used else {})
         record = ev.node_record(
-            ev.INTERRUPTED, job.path, failure.attempt, self.now(), failure.reason, **failure.facts
+            ev.INTERRUPTED, job.path, failure.attempt, self.now(), failure.reason, **facts
         )
         self._ended_badly(job, None, Step(self, [record]))
 
@@ -596,6 +645,7 @@ class Run:
     def _start_over(self, job: Job) -> None:
         """`reconcile` says that the uncertain attempt had no effect: the path runs, as a new attempt."""
         record = ev.node_record(ev.RESET, job.path, job.attempt - 1, self.now(), "not_done")
+        self.snapshot.apply(record)
         step = Step(self, [record])
         self._release(job, keeps_place=True)
         step.opens.append(job.next(job.attempt))
@@ -641,6 +691,8 @@ class Run:
             return
         job.released = True
         self.services.journal.forget(job)
+        if job.held:
+            self.notes.left(job)
         self.services.pool.release(job.gate)
         feed = job.feed
         if feed is not None and not keeps_place:
@@ -758,6 +810,7 @@ class Run:
         return Context(
             run_id=self.run_id, workflow=self.workflow, node=vertex.id, path=job.path, index=job.index,
             attempt=job.attempt, channel=job, generation=job.generation, skipped=skipped, failures=failures,
+            state=None if job.state is None else codec.unpack(job.state), root=self.services.artifacts,
         )  # fmt: skip
 
     def failure_at(self, path: str) -> NodeFailure:
@@ -844,7 +897,9 @@ class Run:
         self.lost.append(error)
 
     def record(self, kind: str, job: Job, reason: str | None, **facts: Any) -> Record:
-        """Make the record of what just happened to a job."""
+        """Make the record of what just happened to a job, with what its attempt has used up."""
+        if job.used:
+            facts["usage"] = job.used
         return ev.node_record(kind, job.path, job.attempt, self.now(), reason, **facts)._replace(
             input=job.fingerprint
         )

@@ -26,6 +26,8 @@ from dagresume.store import (
     Holder,
     Loaded,
     LogLine,
+    OnceFound,
+    OnceRow,
     Outcome,
     RunRow,
     Session,
@@ -313,6 +315,21 @@ class SQLiteStore:
     async def logs(self, run_id: str, *, after: int = 0, limit: int = 1000) -> list[tuple[int, LogLine]]:
         """Give (id, line) of what the nodes of a run logged, in order."""
         return await self._read(partial(_logs, run_id, after, limit))
+
+    async def once(self, scope: str, key: str) -> OnceFound | None:
+        """Give what is known of a call that is made once, or None."""
+        return await self._read(partial(self._once, scope, key))
+
+    def _once(self, scope: str, key: str, conn: sqlite3.Connection) -> OnceFound | None:
+        sql = (
+            "SELECT o.path, o.state, o.result, o.at, r.run_id, r.owner FROM dagresume_once AS o"
+            " LEFT JOIN dagresume_runs AS r ON r.run = o.run WHERE o.scope = ? AND o.key = ?"
+        )
+        found = conn.execute(sql, [scope, key]).fetchone()
+        if found is None:
+            return None
+        *facts, run_id, owner = found
+        return OnceFound(OnceRow(scope, key, *facts), run_id or "", holder(conn, owner, self._clock))
 
     async def changed(self) -> int:
         """Give a number that differs from the last one if another connection has written since."""

@@ -7,7 +7,7 @@ list and are checked inside the transaction. Features become kinds of records an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol
@@ -37,6 +37,8 @@ __all__ = [
     "LogLine",
     "MemoryStore",
     "NewRun",
+    "OnceFound",
+    "OnceRow",
     "Orphaned",
     "Outcome",
     "Owned",
@@ -126,6 +128,31 @@ class LogLine(NamedTuple):
     line: str
 
 
+class OnceRow(NamedTuple):
+    """What is known of a call that is made once for its `key` within its `scope`.
+
+    `state`: started, done (`result` is what it gave, packed), or free: it did not happen, and writing this
+    removes the row. Of a started one `result` is the number of its attempt. `saw`: the `at` of the row that
+    this one takes the place of, None if there was none; with another row there the unit is refused ("once").
+    """
+
+    scope: str
+    key: str
+    path: str
+    state: str
+    result: str | None
+    at: int
+    saw: int | None = None
+
+
+class OnceFound(NamedTuple):
+    """A row as it is stored, the run that wrote it ("": it is gone), and who drives that run."""
+
+    row: OnceRow
+    run_id: str
+    holder: Holder | None
+
+
 # -- guards ---------------------------------------------------------------------------------------------
 
 
@@ -209,14 +236,15 @@ class Unit:
     """Records of one run behind one guard: all of it happens, or nothing.
 
     `definition` is stored if it is not there yet, and becomes the run's. `sql` are a user's own statements,
-    run inside the same transaction.
+    run inside the same transaction. `once` are marks and results of calls that are made once.
     """
 
     guard: Guard
     records: Sequence[Record] = ()
     definition: Definition | None = None
     logs: Sequence[LogLine] = ()
-    sql: Sequence[tuple[str, Sequence[Any]]] = ()
+    sql: Sequence[tuple[str, Sequence[Any] | Mapping[str, Any]]] = ()
+    once: Sequence[OnceRow] = ()
 
 
 # -- outcomes -------------------------------------------------------------------------------------------
@@ -234,7 +262,7 @@ class Refused(NamedTuple):
     """The guard did not hold; nothing of the unit was written.
 
     `reason`: lost (another owner), locked (the owner lives), changed (written to meanwhile), key_taken,
-    exists, missing. `run_id` is the run in the way.
+    exists, missing, once (another call of that key is known). `run_id` is the run in the way.
     """
 
     reason: str
@@ -323,6 +351,9 @@ class Store(Protocol):
     async def logs(self, run_id: str, *, after: int = 0, limit: int = 1000) -> list[tuple[int, LogLine]]:
         """Give (id, line) of what the nodes of a run logged, in order."""
 
+    async def once(self, scope: str, key: str) -> OnceFound | None:
+        """Give what is known of a call that is made once, or None."""
+
     async def changed(self) -> int:
         """Give a number that differs from the last one if another process may have written since."""
 
@@ -354,8 +385,8 @@ def revival(unit: Unit, clock: Clock) -> Record:
 
 def refuse_contents(unit: Unit) -> None:
     """Raise ValueError if a unit without a run has something to write to one."""
-    if unit.records or unit.logs or unit.definition:
-        raise ValueError("a unit behind Unique has no run: it holds no records, log lines or definition")
+    if unit.records or unit.logs or unit.definition or unit.once:
+        raise ValueError("a unit behind Unique has no run: there is nothing else in it")
 
 
 def first_row(run: int, guard: NewRun, unit: Unit, clock: Clock) -> RunRow:
@@ -421,6 +452,7 @@ class _Book:
         self.outputs: list[str | None] = []
         self.by_run: dict[int, list[Record]] = {}
         self.logs: list[tuple[int, LogLine]] = []
+        self.once: dict[tuple[str, str], tuple[int, OnceRow]] = {}
         self.names: set[str] = set()
         self.definitions: dict[tuple[str, bytes], int] = {}
         self.graphs = [""]
@@ -497,7 +529,7 @@ class MemoryStore:
 
     def _write(self, unit: Unit) -> Outcome:
         guard = unit.guard
-        refused = self._guards[type(guard)](guard)
+        refused = self._overtaken(unit) or self._guards[type(guard)](guard)
         if refused:
             return refused
         try:
@@ -515,7 +547,22 @@ class MemoryStore:
             seq = self._append(run, record)
         self._project(run, unit)
         self._book.logs.extend((run, line) for line in unit.logs)
+        for row in unit.once:
+            self._mark(run, row)
         return Committed(seq, run, self._book.rows[run].epoch)
+
+    def _overtaken(self, unit: Unit) -> Refused | None:
+        for row in unit.once:
+            known = self._book.once.get((row.scope, row.key))
+            if (None if known is None else known[1].at) != row.saw:
+                return Refused("once")
+        return None
+
+    def _mark(self, run: int, row: OnceRow) -> None:
+        if row.state == "free":
+            self._book.once.pop((row.scope, row.key), None)
+        else:
+            self._book.once[row.scope, row.key] = run, row._replace(saw=None)
 
     def _append(self, run: int, record: Record) -> int:
         book = self._book
@@ -710,6 +757,14 @@ class MemoryStore:
         mine = ((number, line) for number, (of, line) in enumerate(self._book.logs, 1) if of == run)
         return list(islice(((number, line) for number, line in mine if number > after), limit))
 
+    async def once(self, scope: str, key: str) -> OnceFound | None:
+        """Give what is known of a call that is made once, or None."""
+        found = self._book.once.get((scope, key))
+        if found is None:
+            return None
+        run = self._book.rows[found[0]]
+        return OnceFound(found[1], run.run_id, self._holder(run))
+
     async def changed(self) -> int:
         """Give how often others wrote here."""
         return self._book.commits - self.commits
@@ -722,7 +777,12 @@ def _run_of(guard: Any, unit: Unit) -> int:
 def _check_storable(unit: Unit) -> None:
     """Raise ValueError for what a database could not hold, so that both stores refuse the same values."""
     guard = unit.guard
-    for row in (*unit.records, *unit.logs, [getattr(guard, field.name) for field in fields(guard)]):
+    for row in (
+        *unit.records,
+        *unit.logs,
+        *unit.once,
+        [getattr(guard, field.name) for field in fields(guard)],
+    ):
         for value in row:
             if isinstance(value, str):
                 value.encode()

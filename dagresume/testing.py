@@ -46,7 +46,7 @@ from dagresume.errors import UncertainNode
 from dagresume.executor import Call, Executor
 from dagresume.planner import Body
 from dagresume.sqlite import SQLiteStore
-from dagresume.store import Holder, Loaded, LogLine, Outcome, RunRow, Session, Store, Unit
+from dagresume.store import Holder, Loaded, LogLine, OnceFound, Outcome, RunRow, Session, Store, Unit
 from dagresume.workflow import Workflow
 from dagresume.writer import Writer
 
@@ -212,6 +212,9 @@ class StoreWrapper:
     async def logs(self, run_id: str, *, after: int = 0, limit: int = 1000) -> list[tuple[int, LogLine]]:
         return await self.inner.logs(run_id, after=after, limit=limit)
 
+    async def once(self, scope: str, key: str) -> OnceFound | None:
+        return await self.inner.once(scope, key)
+
     async def changed(self) -> int:
         return await self.inner.changed()
 
@@ -368,7 +371,8 @@ def _examine(conn: sqlite3.Connection) -> Autopsy:
     row = conn.execute("SELECT run, run_id, status FROM dagresume_runs ORDER BY run DESC LIMIT 1").fetchone()
     if row is None:
         return Autopsy()
-    sql = "SELECT path, kind, reason FROM dagresume_events WHERE run = ? AND path IS NOT NULL ORDER BY seq"
+    which = "run = ? AND path IS NOT NULL AND status IS NOT NULL"
+    sql = f"SELECT path, kind, reason FROM dagresume_events WHERE {which} ORDER BY seq"
     last: dict[str, tuple[str, str | None]] = {}
     starts: Counter[str] = Counter()
     unknown: set[str] = set()

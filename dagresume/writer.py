@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -26,6 +26,7 @@ from dagresume.store import (
     Holder,
     Inbox,
     NewRun,
+    OnceRow,
     Orphaned,
     Outcome,
     Owned,
@@ -262,6 +263,8 @@ class Writer(Worker):
     # one unit inside the transaction
 
     def _apply(self, unit: Unit) -> Outcome:
+        if unit.once and self._is_overtaken(unit.once):
+            return Refused("once")
         place = _GUARDS[type(unit.guard)](self, unit.guard, unit)
         if isinstance(place, Refused):
             return place
@@ -271,9 +274,25 @@ class Writer(Worker):
         if unit.logs:
             sql = "INSERT INTO dagresume_logs(run, path, attempt, at, level, line) VALUES (?, ?, ?, ?, ?, ?)"
             self.executemany(sql, [(place.run, *line) for line in unit.logs])
+        if unit.once:
+            self._mark(place.run, unit.once)
         if unit.sql:
             self._run_users_sql(unit.sql)
         return Committed(seq, place.run, place.epoch)
+
+    def _is_overtaken(self, rows: Sequence[OnceRow]) -> bool:
+        """Say whether a row is not the one that was seen when these were made."""
+        known = "SELECT at FROM dagresume_once WHERE scope = ? AND key = ?"
+        found = (self.execute(known, [row.scope, row.key]).fetchone() for row in rows)
+        return any((there[0] if there else None) != row.saw for there, row in zip(found, rows, strict=True))
+
+    def _mark(self, run: int, rows: Sequence[OnceRow]) -> None:
+        for row in rows:
+            if row.state == "free":
+                self.execute("DELETE FROM dagresume_once WHERE scope = ? AND key = ?", [row.scope, row.key])
+            else:
+                values = [row.scope, row.key, run, row.path, row.state, row.result, row.at]
+                self.execute("INSERT OR REPLACE INTO dagresume_once VALUES (?, ?, ?, ?, ?, ?, ?)", values)
 
     def _append(self, run: int, records: Sequence[Record]) -> int:
         """Insert records; gives the seq of the last one, 0 if there is none."""
@@ -323,13 +342,14 @@ class Writer(Worker):
         self.executemany("INSERT INTO dagresume_definition_nodes VALUES (?, ?, ?, ?)", nodes)
         return number
 
-    def _run_users_sql(self, statements: Sequence[tuple[str, Sequence[Any]]]) -> None:
+    def _run_users_sql(self, statements: Sequence[tuple[str, Sequence[Any] | Mapping[str, Any]]]) -> None:
         self.set_authorizer(_allow_users_sql)
+        sql = ""
         try:
             for sql, parameters in statements:
                 self.execute(sql, parameters).fetchall()
         except Exception as error:
-            raise _UserError from error
+            raise _UserError from _named(error, sql)
         finally:
             self.set_authorizer(None)
         if not self.in_transaction:
@@ -478,7 +498,7 @@ def _groups(units: Sequence[Unit]) -> Iterator[Sequence[Unit]]:
 
 
 def _is_plain(unit: Unit) -> bool:
-    if unit.definition or unit.logs or unit.sql or not unit.records:
+    if unit.definition or unit.logs or unit.sql or unit.once or not unit.records:
         return False
     return isinstance(unit.guard, Owned)
 
@@ -546,6 +566,9 @@ _FORBIDDEN: Final = frozenset(
         sqlite3.SQLITE_PRAGMA,
     }
 )
+_NOT_HERE: Final = (
+    "no transaction control, ATTACH, PRAGMA or change of the engine's own tables beside a checkpoint"
+)
 _ROWS: Final = frozenset({sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE})
 # The last two are SQLite's own tables through which ours could be changed.
 _OURS: Final = ("dagresume_", "workflow_checkpoints", "sqlite_sequence", "sqlite_dbpage")
@@ -560,6 +583,20 @@ def _allow_users_sql(
     names = (first,) if action in _ROWS else (first, second)
     ours = any(name and name.lower().startswith(_OURS) for name in names)
     return sqlite3.SQLITE_DENY if ours or action in _FORBIDDEN else sqlite3.SQLITE_OK
+
+
+def _named(error: Exception, sql: str) -> Exception:
+    """Give the error with the statement it came from, as the same type of error if that can be made."""
+    shown = " ".join(str(sql).split())
+    shown = shown if len(shown) <= 200 else f"{shown[:199]}…"
+    code = getattr(error, "sqlite_errorcode", None)
+    denied = f": {_NOT_HERE}" if code == sqlite3.SQLITE_AUTH else ""
+    if not isinstance(error, sqlite3.Error | sqlite3.Warning | OverflowError | TypeError):
+        return error
+    named = type(error)(f"{error}{denied} (in {shown!r})")
+    if isinstance(named, sqlite3.Error) and code is not None:
+        named.sqlite_errorcode, named.sqlite_errorname = code, getattr(error, "sqlite_errorname", "")
+    return named
 
 
 def _cause(error: Exception) -> Exception:

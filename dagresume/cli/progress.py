@@ -24,6 +24,7 @@ __all__ = ["Tally", "watching"]
 
 TICK = 0.2  # seconds between two looks of the line
 _DONE = {"node.completed", "node.skipped"}
+_NO_CHANGE = {"node.state", "node.progress"}  # a body goes on as before
 
 
 class Tally:
@@ -40,7 +41,7 @@ class Tally:
     def apply(self, event: Event) -> None:
         """Take one more event into account."""
         path = event.path
-        if path is None:
+        if path is None or event.kind in _NO_CHANGE:
             return
         node, index = segments(path)[0]
         if index is None and "count" in event.data:

@@ -19,6 +19,7 @@ from dagresume.store import (
     Loaded,
     LogLine,
     NewRun,
+    OnceRow,
     Orphaned,
     Outcome,
     Owned,
@@ -698,6 +699,72 @@ class StoreContract:
         failed = await engine.one(guard, completed(), sql=[("SELECT 1", [])])
         assert isinstance(failed, SqlFailed)
         assert await engine.kinds() == ["run.created"]
+
+    # calls that are made once
+
+    async def test_what_is_known_of_a_call_replaces_what_was_seen_of_it(self, enter: Opener) -> None:
+        engine = await enter()
+        guard = await engine.new()
+        assert await engine.store.once("s", "k") is None
+        started = OnceRow("s", "k", "a", "started", "1", START)
+        assert isinstance(await engine.one(guard, once=[started]), Committed)
+        found = await engine.store.once("s", "k")
+        assert found is not None
+        assert (found.row, found.run_id) == (started, "r1")
+        assert found.holder is not None
+        assert (found.holder.session, found.holder.alive) == (engine.session, True)
+        done = OnceRow("s", "k", "a", "done", '{"x": 1}', START + 1, saw=START)
+        assert isinstance(await engine.one(guard, completed(), once=[done]), Committed)
+        found = await engine.store.once("s", "k")
+        assert found is not None
+        assert found.row == done._replace(saw=None)
+        assert await engine.store.once("s", "other") is await engine.store.once("other", "k") is None
+
+    async def test_a_call_that_another_one_overtook_is_refused_with_its_unit(self, enter: Opener) -> None:
+        one, two = await enter(), await enter()
+        first, second = await one.new("r1"), await two.new("r2")
+        mark = OnceRow("s", "k", "a", "started", "1", START)
+        outcomes = [
+            await one.one(first, once=[mark]),
+            await two.one(second, completed(), once=[mark._replace(path="b")]),
+            await two.one(second, completed(), once=[mark._replace(state="done", saw=START - 1)]),
+            await two.one(second, completed(), once=[mark._replace(key="new", saw=START)]),
+        ]
+        assert [type(outcome) for outcome in outcomes] == [Committed, *[Refused] * 3]
+        assert {outcome.reason for outcome in outcomes if isinstance(outcome, Refused)} == {"once"}
+        assert await two.kinds("r2") == ["run.created"]
+        found = await two.store.once("s", "k")
+        assert found is not None
+        assert (found.row, found.run_id) == (mark, "r1")
+        assert await two.store.once("s", "new") is None
+
+    async def test_a_mark_that_is_taken_back_is_gone(self, enter: Opener) -> None:
+        engine = await enter()
+        guard = await engine.new()
+        await engine.one(guard, once=[OnceRow("s", "k", "a", "started", "1", START)])
+        assert isinstance(
+            await engine.one(guard, once=[OnceRow("s", "k", "a", "free", None, START + 1, saw=START)]),
+            Committed,
+        )
+        assert await engine.store.once("s", "k") is None
+
+    async def test_only_the_owner_of_a_run_marks_calls_in_it(self, enter: Opener) -> None:
+        engine = await enter()
+        guard = await engine.new()
+        mark = OnceRow("s", "k", "a", "started", "1", START)
+        lost = await engine.one(Owned(guard.run, guard.session, guard.epoch + 1), once=[mark])
+        assert isinstance(lost, Refused)
+        assert lost.reason == "lost"
+        broken = await engine.one(guard, completed(), once=[mark._replace(key="\ud800")])
+        assert isinstance(broken, StoreFailed)
+        assert await engine.store.once("s", "k") is None
+        assert await engine.kinds() == ["run.created"]
+
+    async def test_a_unit_without_a_run_marks_no_call(self, enter: Opener) -> None:
+        engine = await enter()
+        mark = OnceRow("s", "k", "a", "started", "1", START)
+        assert isinstance(await engine.one(Unique("name"), once=[mark]), StoreFailed)
+        assert isinstance(await engine.one(Unique("name")), Committed)
 
     # readers
 

@@ -18,6 +18,7 @@ from dagresume.store import (
     LogLine,
     MemoryStore,
     NewRun,
+    OnceRow,
     Orphaned,
     Outcome,
     Owned,
@@ -68,12 +69,25 @@ guards = st.one_of(
     st.builds(Inbox, few, st.none() | st.tuples(node_kinds | run_kinds, paths), seqs),
     st.builds(Unique, st.sampled_from(["n", "m"])),
 )
+times = st.sampled_from([START, START + 1])
+once = st.builds(
+    OnceRow,
+    st.just("s"),
+    st.sampled_from(["k", "l"]),
+    st.just("a"),
+    st.sampled_from(["started", "done", "free"]),
+    st.sampled_from([None, "1"]),
+    times,
+    st.none() | times,
+)
 units = st.builds(
     Unit,
     guards,
     records,
     st.none() | st.sampled_from([definition("{1}"), definition("{2}", "2")]),
     st.lists(st.just(LogLine("a", 1, START, "info", "line")), max_size=1),
+    st.just(()),
+    st.lists(once, max_size=2),
 )
 steps = st.one_of(
     st.lists(units, max_size=5),
@@ -107,6 +121,9 @@ async def state(store: Store) -> Any:
         seen.append((row, loaded.records, loaded.graph, outputs, await store.logs(row.run_id)))
         seen.append(loaded.holder and loaded.holder._replace(uuid=""))
     seen[1] = [row for row, _ in seen[1]]
+    for key in ("k", "l"):
+        found = await store.once("s", key)
+        seen.append(found and (found.row, found.run_id, found.holder and found.holder._replace(uuid="")))
     return seen
 
 

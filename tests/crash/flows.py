@@ -338,3 +338,95 @@ def mixed(*, idempotent: bool, reconcile: Callable[..., Any] | None = None) -> W
 mixed_idempotent = mixed(idempotent=True)
 mixed_careful = mixed(idempotent=False)
 mixed_asking = mixed(idempotent=False, reconcile=look)
+
+# -- what bodies have kept while they run ----------------------------------------------------------------
+
+
+def bank(*, idempotent: bool) -> Workflow:
+    """Nodes that book into a table of their own beside nodes that do not; one booking fails at first."""
+    wf = Workflow("bank", idempotent=idempotent)
+
+    @wf.node
+    async def table(ctx: Context, start: int) -> list[int]:
+        ctx.commit_with("CREATE TABLE IF NOT EXISTS ledger(path TEXT PRIMARY KEY, amount INTEGER)")
+        ctx.commit_with("INSERT INTO ledger VALUES (?, ?)", [ctx.path, start])
+        return [start, start + 1, start + 2]
+
+    @wf.node
+    async def beside(ctx: Context, start: int) -> int:
+        return await work(ctx, start)
+
+    @wf.node(for_each={"amount": "table"}, retry=Retry(2, delay=0.002))
+    async def book(amount: int, ctx: Context) -> int:
+        ctx.commit_with("INSERT INTO ledger VALUES (?, ?)", [ctx.path, amount])
+        if amount == 6 and first_time("refused"):
+            ctx.commit_with("INSERT INTO ledger VALUES (?, ?)", [ctx.path, amount])
+        return amount
+
+    @wf.node(for_each={"n": "table"})
+    async def item(n: int, ctx: Context) -> int:
+        return await work(ctx, n)
+
+    @wf.node
+    async def end(book: list[int], item: list[int], beside: int, ctx: Context) -> int:
+        total = sum(book) + sum(item) + beside
+        ctx.commit_with("INSERT INTO ledger VALUES (?, ?)", [ctx.path, total])
+        return total
+
+    return wf
+
+
+safe_bank, unsafe_bank = bank(idempotent=True), bank(idempotent=False)
+
+
+def keeper(*, idempotent: bool, die_at: str | None = None) -> Workflow:
+    """Two nodes that make paid calls once and save what they did; `die_at`: there, the first time."""
+    wf = Workflow("keeper", idempotent=idempotent, retry=Retry(2, delay=0.002))
+
+    def here(place: str) -> None:
+        if place == die_at and first_time(place):
+            die()
+
+    async def pay(ctx: Context, what: str) -> str:
+        leave(f"paid {what} {ctx.path}")
+        here("in-call")
+        return f"receipt for {what}"
+
+    @wf.node
+    async def pages(ctx: Context) -> list[str]:
+        done = list(ctx.state or [])
+        leave(f"from {len(done)}")
+        leave(f"files {len(list(ctx.artifacts.iterdir()))}")
+        (ctx.artifacts / "part").write_text("x")
+        for page in range(len(done), 4):
+            done.append(await ctx.once(f"page {page}", pay, ctx, f"page{page}"))
+            here("before-state")
+            await ctx.save_state(done)
+            here(f"after-{page}")
+        return done
+
+    @wf.node
+    async def total(pages: list[str], ctx: Context) -> str:
+        found = await ctx.once("total", pay, ctx, "total", scope="workflow")
+        return f"{found}, {len(pages)} pages"
+
+    return wf
+
+
+safe_keeper, unsafe_keeper = keeper(idempotent=True), keeper(idempotent=False)
+safe_in_call, unsafe_in_call = (keeper(idempotent=i, die_at="in-call") for i in (True, False))
+before_state = keeper(idempotent=True, die_at="before-state")
+safe_after_page, unsafe_after_page = (keeper(idempotent=i, die_at="after-2") for i in (True, False))
+
+
+files = Workflow("files", idempotent=True)
+
+
+@files.node
+async def leaves(ctx: Context) -> int:
+    """Leave a file and die before anything of this attempt is written."""
+    found = len(list(ctx.artifacts.iterdir()))
+    (ctx.artifacts / "part").write_text("x")
+    if first_time("leaves"):
+        die()
+    return found

@@ -11,6 +11,8 @@ from dagresume.events import (
     COMPLETED,
     FAILED,
     INTERRUPTED,
+    ONCE_UNCERTAIN,
+    PROGRESS,
     RESET,
     RETRY,
     RUN_CANCELLED,
@@ -21,6 +23,7 @@ from dagresume.events import (
     RUN_INTERRUPTED,
     SKIPPED,
     STARTED,
+    STATE,
     WAITING,
     WITHDRAWN,
     Event,
@@ -237,3 +240,37 @@ def test_events_show_aware_times_and_plain_data() -> None:
         "error",
     )
     assert event.data == {"message": "m", "seconds": 2.5, "size": 3}
+
+
+def test_the_state_of_a_path_is_what_it_saved_last_until_it_runs_again() -> None:
+    """It changes no status; a path that had completed begins without one."""
+    records = [
+        node_record(STARTED, "a", 1, 1),
+        node_record(STATE, "a", 1, 2),
+        node_record(PROGRESS, "a", 1, 3, done=1, total=2),
+        node_record(STATE, "a", 1, 4),
+    ]
+    snapshot = Snapshot(records)
+    assert (snapshot.paths["a"], snapshot.states["a"]) == (records[0], records[3])
+    snapshot.apply(node_record(RESET, "a", 1, 5, "asked"))
+    assert snapshot.states["a"] == records[3]
+    snapshot.fold([node_record(COMPLETED, "a", 2, 6), node_record(RESET, "a", 2, 7, "asked")])
+    assert snapshot.states == {}
+
+
+def test_what_a_person_has_answered_for_is_remembered() -> None:
+    once = ["run:r", "key"]
+    snapshot = Snapshot(
+        [
+            node_record(STARTED, "a", 3, 1),
+            node_record(RESET, "a", 3, 2, "asked"),
+            node_record(INTERRUPTED, "b", 2, 3, ONCE_UNCERTAIN, once=once),
+            node_record(RESET, "b", 2, 4, "asked"),
+            node_record(STARTED, "b", 3, 5),
+            node_record(INTERRUPTED, "c", 1, 6, "abandoned"),
+            node_record(RESET, "c", 1, 7, "not_done"),
+            node_record(COMPLETED, "d", 1, 8),
+            node_record(RESET, "d", 1, 9, "input_changed"),
+        ]
+    )
+    assert snapshot.forgiven == {"a": (3, None), "b": (2, once), "c": (1, None)}

@@ -15,6 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,24 @@ class Channel:
 
     def progress(self, done: float, total: float | None) -> None:
         self.steps.append((done, total))
+
+    def ask(self, what: str, *args: Any) -> Future[Any]:
+        """Answer with the question, or not at all."""
+        answer: Future[Any] = Future()
+        if what == "refuse":
+            answer.set_exception(LookupError(*args))
+        else:
+            answer.set_result((what, *args))
+        return answer
+
+    def save_state(self, state: Any) -> Any:
+        raise AssertionError("of the worker's end")
+
+    def once(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], scope: str) -> Any:
+        raise AssertionError("of the worker's end")
+
+    def commit_with(self, sql: str, parameters: Any) -> None:
+        raise AssertionError("of the worker's end")
 
 
 def call(fn: Callable[..., Any], *args: Any, types: codec.Types | None = None) -> Call:
@@ -296,6 +315,22 @@ async def test_what_a_context_tells_arrives_before_the_result(processes: Process
     assert channel.lines == [f"info: line n={n}" for n in range(1000)]
     assert channel.used == [{"tokens_in": 3, "tokens_out": 0, "cost": 0.5}]
     assert channel.steps == [(1, 4)]
+
+
+def asks(context: Context) -> list[Any]:
+    ask = context._channel.ask
+    one, two = ask("one", 1), ask("two", [2, {3: 4}])
+    with pytest.raises(LookupError, match="no"):
+        ask("refuse", "no").result(10)
+    with ThreadPoolExecutor(8) as pool:
+        many = list(pool.map(lambda n: ask("many", n).result(10), range(200)))
+    return [two.result(10), one.result(10), many]
+
+
+async def test_what_a_context_asks_is_answered(processes: ProcessExecutor) -> None:
+    attempt, _ = call_with_context(asks)
+    many = [("many", n) for n in range(200)]
+    assert await processes.run(attempt) == [("two", [2, {3: 4}]), ("one", 1), many]
 
 
 def tell_and_die(context: Context) -> None:

@@ -235,7 +235,7 @@ async def test_a_context_can_be_used_from_many_threads(threads: ThreadExecutor) 
         def progress(self, done: float, total: float | None) -> None:
             raise AssertionError
 
-    channel = Channel()
+    channel: Any = Channel()
     context = Context(run_id="r", workflow="w", node="n", path="n", index=None, attempt=1, channel=channel)
 
     def body(start: int) -> None:
