@@ -39,8 +39,8 @@ DB: Final = "runs.db"
 TRIGGERS: Final = ("none_failed", "all_success", "any_success", "all_done", "any_failed")
 MOST_CALLS: Final = 60
 STRICT: Final = False
-"""Hold the plan to what it says of the items of a map that itself may or will not run (known to be wrong)."""
-STALE: Final = {"completed", "interrupted"}
+"""Hold the plan to what it says of items of maps that may not run, and of what is held (known to be wrong)."""
+STALE: Final = {"completed", "failed", "interrupted"}
 """What a node may be shown as although it is blocked now: how it ended before (known to be wrong)."""
 
 
@@ -544,15 +544,15 @@ class Stage:
         if not ended.finished:
             return
         for path in planned:
-            if self._was_to_run(path, planned) and path not in self.world.began:
+            if path not in self.world.began and self._was_to_run(path, planned, before):
                 assert self._excused(path, planned, after), (
                     f"{path} was planned to run ({planned[path].reason}) and did not"
                 )
 
-    def _was_to_run(self, path: str, planned: Mapping[str, Decision]) -> bool:
-        """Say whether the plan is held to a path: a map itself has no function, nor may all its items be known."""
+    def _was_to_run(self, path: str, planned: Mapping[str, Decision], before: RunInfo) -> bool:
+        """Say whether the plan promises that a path runs; a map itself has no function that could."""
         name, _, item = path.partition("[")
-        if item and planned[name].action != "run" and not STRICT:
+        if not STRICT and ((item and planned[name].action != "run") or before.nodes[path].status == "waiting"):
             return False
         return planned[path].action == "run" and (bool(item) or self.by_id[name].kind != "map")
 
@@ -591,7 +591,7 @@ class Stage:
         wrong = {
             name: (how, ends[name].how)
             for name, how in shown.items()
-            if how != ends[name].how and not self._is_known(name, how, ends[name].how)
+            if how != ends[name].how and not self._is_known(name, shown, ends)
         }
         assert not wrong, f"ended otherwise than the nodes say (node: is, should be): {wrong}"
         if all(shown[name] == end.how for name, end in ends.items()):
@@ -612,14 +612,14 @@ class Stage:
                 return
             raise AssertionError(f"{node.id} {end.how}, and has an output")
 
-    def _is_known(self, name: str, shown: str, how: str) -> bool:
-        """Say whether a node that is blocked is shown as something else for a reason that has a test of its own.
-
-        It had completed, or begun, before what is above it failed; or it is a chained map, whose items run before all
-        that is above them has ended, and one of them has failed by itself.
+    def _is_known(self, name: str, shown: Mapping[str, str], ends: Mapping[str, End]) -> bool:
+        """Say whether a node that is blocked is shown as something else for a reason that has a test of its own:
+        it had ended, or begun, before what is above it failed; what is below it is then shown as pending.
         """
-        chained = any(each in self.by_id and self.by_id[each].kind == "map" for each in self.by_id[name].each)
-        return how == "upstream_failed" and (shown in STALE or (shown == "failed" and chained))
+        if ends[name].how != "upstream_failed":
+            return False
+        above = (parent for parent in self.by_id[name].parents if shown[parent] != ends[parent].how)
+        return shown[name] in STALE or (shown[name] == "pending" and any(above))
 
 
 # -- processes that are killed --------------------------------------------------------------------------
