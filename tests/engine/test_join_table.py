@@ -1,4 +1,4 @@
-"""The table of join rules, typed by hand: what a node does for each way its parents may end, live and resumed."""
+"""The table of join rules, typed by hand: what a node does for each way its parents end, live and resumed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.engine.kit import Boom, Home
 
 RULES: Final[tuple[Trigger, ...]] = ("none_failed", "all_success", "any_success", "all_done", "any_failed")
 
-# How the parents ended, then what a node does with the rules in the order above. From DESIGN §4 and CASES B08,
-# B121, B122, B124, by hand: nothing here is computed.
+# How the parents ended, then what a node does with the rules in the order above. From DESIGN §4 and CASES
+# B08, B121, B122, B124, by hand: nothing here is computed.
 TABLE: Final = """
 completed                                | runs    | runs    | runs    | runs | skipped
 skipped                                  | skipped | skipped | skipped | runs | skipped
@@ -170,7 +170,7 @@ class Play:
 async def test_a_node_does_what_the_table_says_live_and_resumed(
     home: Home, rule: Trigger, last_first: bool, way: str
 ) -> None:
-    """B2, B121, B122, B124, B08, B89: live; resumed; resumed when a failure elsewhere was mended; once more."""
+    """B2, B121, B122, B124, B08, B89: live; resumed; resumed with a failure elsewhere mended; once more."""
     play = Play(rule, way=way, last_first=last_first)
     expected = {row: answers[RULES.index(rule)] for row, answers in ROWS.items()}
     run_id = (await home.run(play.wf)).run_id
@@ -190,7 +190,7 @@ async def test_a_node_does_what_the_table_says_live_and_resumed(
 
 @pytest.mark.parametrize("rule", RULES)
 async def test_the_plan_knows_what_a_join_will_do(home: Home, rule: Trigger) -> None:
-    """R33: with nothing mended and nothing failed above that runs again, the plan says the same as the table."""
+    """R33: where no parent runs again, the plan says the same as the table."""
     play = Play(rule, way="trigger", last_first=False)
     run_id = (await home.run(play.wf)).run_id
     plan = await home.plan(play.wf, run_id)

@@ -39,7 +39,7 @@ DB: Final = "runs.db"
 TRIGGERS: Final = ("none_failed", "all_success", "any_success", "all_done", "any_failed")
 MOST_CALLS: Final = 60
 STRICT: Final = False
-"""Hold the plan to what it says of items of maps that may not run, and of what is held (known to be wrong)."""
+"""Hold the engine to what is known to be wrong, too: it has tests of its own in `test_oracle_found.py`."""
 STALE: Final = {"completed", "failed", "interrupted"}
 """What a node may be shown as although it is blocked now: how it ended before (known to be wrong)."""
 
@@ -108,7 +108,7 @@ def _node(rng: random.Random, id: str, nodes: list[Node], origins: Mapping[str, 
     else:
         _make_plain(rng, node)
     if parents and rng.random() < 0.3:
-        node.trigger = rng.choice(TRIGGERS)  # type: ignore[arg-type]
+        node.trigger = rng.choice(TRIGGERS)
     if CONDITIONS and rng.random() < 0.25:
         node.skips_on = rng.randint(0, 2)
     return node
@@ -224,7 +224,9 @@ class World:
         for line in lines:
             self.take(*json.loads(line))
 
-    def take(self, kind: str, path: str, attempt: int = 0, received: str = "", read: int | None = None) -> None:
+    def take(
+        self, kind: str, path: str, attempt: int = 0, received: str = "", read: int | None = None
+    ) -> None:
         """Take in what was noted."""
         if kind == "began":
             self.began[path] += 1
@@ -403,9 +405,8 @@ class Stage:
     async def play(self) -> None:
         """Play it to its end, and judge it."""
         for call in self.case.calls:
-            if await self._completed():
-                if call.again is None:
-                    break
+            if await self._completed() and call.again is None:
+                break
             await self._call(call)
         for _ in range(MOST_CALLS):
             if await self._at_rest():
@@ -443,7 +444,9 @@ class Stage:
             async with self.engine(wf) as engine:
                 before = await engine.get(self.run_id)
                 plan = await engine.plan(self.run_id, items=True)
-                assert plan == await engine.plan(self.run_id, items=True), "planned twice, planned differently"
+                assert plan == await engine.plan(self.run_id, items=True), (
+                    "planned twice, planned differently"
+                )
             planned = {decision.path: decision for decision in plan}
             assert len(planned) == len(plan), "a path is planned twice"
             how = self._how(call, before)
@@ -460,8 +463,11 @@ class Stage:
             return done[int(call.again * len(done))]
         if self.wants_a_word:
             self.wants_a_word = False
-            return "retry"
+            return self.stuck or "retry"
         return "resume"
+
+    stuck: str | None = None
+    """What stays uncertain although a person has said `retry`: it is named then."""
 
     wants_a_word = False
 
@@ -505,6 +511,9 @@ class Stage:
             assert not world.began, "refused, and something began"
             held = {path for path, decision in planned.items() if decision.action == "hold"}
             assert set(ended.refused) <= held, f"refused for {ended.refused}, planned to hold: {held}"
+        uncertain = [path for path, decision in planned.items() if decision.reason == "uncertain"]
+        in_vain = how == "retry" and ended.finished and not world.began and not STRICT
+        self.stuck = uncertain[0] if in_vain and uncertain else None
         self.wants_a_word = bool(ended.refused) or after.status in {RunStatus.WAITING, RunStatus.INTERRUPTED}
         if before is None or how not in {"resume", "retry"}:
             return
@@ -552,7 +561,9 @@ class Stage:
     def _was_to_run(self, path: str, planned: Mapping[str, Decision], before: RunInfo) -> bool:
         """Say whether the plan promises that a path runs; a map itself has no function that could."""
         name, _, item = path.partition("[")
-        if not STRICT and ((item and planned[name].action != "run") or before.nodes[path].status == "waiting"):
+        if not STRICT and (
+            (item and planned[name].action != "run") or before.nodes[path].status == "waiting"
+        ):
             return False
         return planned[path].action == "run" and (bool(item) or self.by_id[name].kind != "map")
 
@@ -561,6 +572,8 @@ class Stage:
         name = path.partition("[")[0]
         if any(self._went_wrong(above, planned, after) for above in self._above(name)):
             return True
+        if name != path and (after.nodes[name].status, after.nodes[name].reason) == ("failed", "error"):
+            return True  # the map could not be spread out: its lists differ in length
         if planned[path].reason != "recomputed":
             return False
         takers = [n.id for n in self.case.nodes if name in [*n.takes, *n.each]]
@@ -613,7 +626,7 @@ class Stage:
             raise AssertionError(f"{node.id} {end.how}, and has an output")
 
     def _is_known(self, name: str, shown: Mapping[str, str], ends: Mapping[str, End]) -> bool:
-        """Say whether a node that is blocked is shown as something else for a reason that has a test of its own:
+        """Say whether a node that is blocked is shown as something else for a reason that has its own test:
         it had ended, or begun, before what is above it failed; what is below it is then shown as pending.
         """
         if ends[name].how != "upstream_failed":
