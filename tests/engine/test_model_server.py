@@ -142,8 +142,8 @@ async def test_five_hundred_calls_of_a_failing_model_all_get_their_answer(
     assert model.most == AT_ONCE
     early = [at - pause for at in begun for pause in pauses if 0 < at - pause < PAUSE - 0.001]
     report(model, took, pauses, early)
-    # the start record of a node that is not idempotent may be on its way to the disk as the pause begins
-    assert [seconds for seconds in early if idempotent or seconds > 0.1] == []
+    # what has its slot may still begin: tasks of the same turn of the loop, start records on their way to disk
+    assert [seconds for seconds in early if seconds > 0.05] == []
 
 
 def report(model: Model, took: float, pauses: list[float], early: list[float]) -> None:
@@ -159,7 +159,8 @@ def report(model: Model, took: float, pauses: list[float], early: list[float]) -
     ideal = max(work / AT_ONCE, calls / PER_SECOND) + paused
     print(
         f"{calls} calls for {ITEMS} items ({calls / ITEMS:.2f} each; {dict(kinds)}),"
-        f" at most {model.most} at once; {took:.2f} s, of that {paused:.2f} s paused; at best {ideal:.2f} s; {len(early)} calls in a pause"
+        f" at most {model.most} at once; {took:.2f} s, of that {paused:.2f} s paused; at best {ideal:.2f} s;"
+        f" {len(early)} calls in a pause"
     )
 
 

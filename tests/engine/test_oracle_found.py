@@ -306,7 +306,7 @@ async def test_a_run_does_not_complete_by_resuming_nothing(home: Home, calls: Ca
     strict=True, reason="what is uncertain counts as dealt with by a handler of an earlier failure"
 )
 async def test_an_uncertain_node_is_said_although_a_handler_has_completed(home: Home, calls: Calls) -> None:
-    """C6: the handler had completed since the node was blocked then; now the node itself may have taken effect.
+    """C6: the handler had completed since the node was blocked then; now the node may have taken effect.
 
     Resume does not name it, and retry does not run it: the run can never go on.
     """

@@ -64,7 +64,7 @@ class Call:
 
 @dataclass
 class Case:
-    """A workflow, what fails when (path → which of its calls do), and the calls before it is left in peace."""
+    """A workflow, what fails when (path → which of its calls do), and what happens before all is calm."""
 
     nodes: list[Node]
     xs: list[str]
@@ -511,9 +511,10 @@ class Stage:
             assert not world.began, "refused, and something began"
             held = {path for path, decision in planned.items() if decision.action == "hold"}
             assert set(ended.refused) <= held, f"refused for {ended.refused}, planned to hold: {held}"
-        uncertain = [path for path, decision in planned.items() if decision.reason == "uncertain"]
-        in_vain = how == "retry" and ended.finished and not world.began and not STRICT
-        self.stuck = uncertain[0] if in_vain and uncertain else None
+        uncertain = [p for p, d in planned.items() if d.reason == "uncertain" and "[" not in p]
+        left = [path for path in uncertain if after.nodes[path].status == "interrupted"]
+        in_vain = how == "retry" and ended.finished and not STRICT
+        self.stuck = left[0] if in_vain and left else None
         self.wants_a_word = bool(ended.refused) or after.status in {RunStatus.WAITING, RunStatus.INTERRUPTED}
         if before is None or how not in {"resume", "retry"}:
             return

@@ -26,7 +26,7 @@ from dagresume.testing import Zygote
 from tests.property import evaluator
 from tests.property.stage import DB, Apart, Stage, make_case
 
-QUICK, FULL, MUTANTS, KILLED = 60, 600, 150, 12
+QUICK, FULL, MUTANTS, KILLED = 60, 600, 500, 12
 
 
 def play(stage: Stage) -> Stage:
