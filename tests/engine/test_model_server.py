@@ -142,7 +142,7 @@ async def test_five_hundred_calls_of_a_failing_model_all_get_their_answer(
     assert model.most == AT_ONCE
     early = [at - pause for at in begun for pause in pauses if 0 < at - pause < PAUSE - 0.001]
     report(model, took, pauses, early)
-    # what has its slot may still begin: tasks of the same turn of the loop, start records on their way to disk
+    # what has its slot may still begin: tasks of the same turn of the loop, start records being written
     assert [seconds for seconds in early if seconds > 0.05] == []
 
 
