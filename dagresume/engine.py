@@ -52,6 +52,7 @@ from dagresume.events import (
     RUN_CREATED,
     RUN_FAILED,
     RUN_INTERRUPTED,
+    SKIPPED,
     Event,
     Record,
     RunStatus,
@@ -1126,6 +1127,8 @@ def _items(snapshot: Snapshot, record: Record) -> list[Any]:
         item = snapshot.paths.get(f"{record.path}[{k}]")
         if item is not None and item.kind == COMPLETED:
             cells.append(Stored.of(item))
+        elif item is not None and item.kind == SKIPPED:
+            cells.append("null")
         elif item is not None and record.kind == COMPLETED:
             cells.append(item_failure(failure_of(item)))
         else:

@@ -343,7 +343,8 @@ class Feed:
         scope, i, node = self.scope, self.vertex.index, self.vertex.node
         if self.left or scope.left[i] or not (scope.state[i] == OPEN or i in scope.remaking):
             return
-        whole = not self.lost and scope.joined(self.vertex) is Join.RUN
+        joined = scope.joined(self.vertex)
+        whole = not self.lost and joined is Join.RUN
         if whole and tolerated(node.tolerate, len(self.failures), self.count):
             if self.inside:
                 for failure in self.failures.values():
@@ -355,10 +356,11 @@ class Feed:
                 i, self.cells, digest if not self.vertex.pure else self.fingerprint or digest, step
             )
             return
-        if not self.inside:  # else what failed inside says more
-            self.run.failures.update((failure.path, failure) for failure in self.failures.values())
         how = Settled.FAILED
-        if self.failures:
+        blocked = joined is Join.BLOCK  # by what failed above: it is no matter then that some items could run
+        if not self.inside and not blocked:  # else what failed inside says more
+            self.run.failures.update((failure.path, failure) for failure in self.failures.values())
+        if self.failures and not blocked:
             step.records.append(self._record(ev.FAILED, "failed", "items_failed", None))
         else:  # what stopped it is elsewhere: above it, or with a person
             uncertain = any(map(self._owns, self.run.uncertain))
@@ -367,7 +369,10 @@ class Feed:
             step.records.append(self._record(kind, ev.r5_word(kind) or "", reason, None))
         if self.asks or (scope.bad.get(i) or [0] * 4)[Settled.OPEN_QUESTION]:
             how = Settled.OPEN_QUESTION
-        scope.fail(i, step, how)
+        if blocked and scope.state[i] == OPEN:
+            scope.settle(i, how, step)
+        else:
+            scope.fail(i, step, how)
 
     @property
     def asks(self) -> bool:

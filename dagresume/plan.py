@@ -26,7 +26,7 @@ from dagresume.planner import (
     handled,
     part,
     resolution,
-    uncertain,
+    reuses,
     word_about,
 )
 from dagresume.policy import Join, Settled, join
@@ -106,13 +106,13 @@ class _Foresight:
         prior = self.snapshot.paths.get(path)
         held = next((self.outlooks[p].held for p in vertex.parents if self.outlooks[p].held), None)
         if held:
-            return _Outlook("failed", None, held), [decision_of(path, Verdict(Action.WAIT, held), None)]
+            return _Outlook("failed", None, held), self._all(vertex, path, Verdict(Action.WAIT, held))
         ended = Counter(self.outlooks[parent].ended for parent in vertex.parents)
         verdict = _joined(vertex, ended)
         if verdict is Join.BLOCK:
-            return _FAILED, [Decision(path, Action.SKIP, "upstream_failed")]
+            return _FAILED, self._all(vertex, path, Verdict(Action.SKIP, "upstream_failed"))
         if verdict is Join.SKIP:
-            return _Outlook("skipped", None), [Decision(path, Action.SKIP, "trigger")]
+            return _Outlook("skipped", None), self._all(vertex, path, Verdict(Action.SKIP, "trigger"))
         if (
             prior is not None
             and prior.kind == ev.FAILED
@@ -138,8 +138,12 @@ class _Foresight:
 
     def _settled_above(self, vertex: Vertex, path: str, prior: Record | None, fingerprint: bytes) -> Foreseen:
         """A node of which it is known what it will receive."""
-        same = prior is not None and prior.kind == ev.COMPLETED and prior.input == fingerprint
-        if same and prior is not None and not vertex.is_map:
+        if (
+            prior is not None
+            and not vertex.runs_function
+            and not vertex.is_map
+            and reuses(vertex, prior, fingerprint)
+        ):
             digest = fingerprint if vertex.pure else prior.digest
             return _Outlook("completed", digest), [decision_of(path, UNCHANGED, prior)]
         if vertex.is_map:
@@ -187,6 +191,10 @@ class _Foresight:
             return _ASKS
         return _MAYBE if found is RECONCILE else _RUNS
 
+    def _all(self, vertex: Vertex, path: str, verdict: Verdict) -> list[Decision]:
+        """Give the same decision for a node and for all that is inside it."""
+        return [decision_of(path, verdict, None), *self._alike(vertex, path, verdict)]
+
     # -- below what runs ------------------------------------------------------------------------------
 
     def _below_open(self, vertex: Vertex, path: str, prior: Record | None, *, sure: bool) -> Foreseen:
@@ -205,13 +213,13 @@ class _Foresight:
                 *self._checks(vertex, path, reason.reason),
             ]
         if vertex.is_map:
-            counts = self._counts(vertex, path)
+            counts = {Action.CHECK.value: known} if (known := self.snapshot.counts.get(path, 0)) else {}
             own = decision_of(path, Verdict(Action.CHECK, "items_not_known"), prior, counts)
             return outlook, [own, *self._checks(vertex, path, "items_not_known")]
-        if uncertain(prior, vertex.idempotent) and not (many or vertex.reconcilable):
+        if prior is not None and not (many or vertex.reconcilable):
             found = self._verdict(vertex, path, prior, None)
-            if found is UNCERTAIN:
-                return _ASKS, [decision_of(path, UNCERTAIN, prior)]
+            if found.action is Action.HOLD:
+                return _ASKS, [decision_of(path, found, prior)]
         why = "upstream_runs" if sure else ev.CONDITION if vertex.node.when else "depends_on_parents"
         found = Verdict(Action.RUN if sure else Action.CHECK, why)
         own = decision_of(path, found, prior)
@@ -219,24 +227,21 @@ class _Foresight:
 
     def _checks(self, vertex: Vertex, path: str, reason: str) -> list[Decision]:
         """Give decisions for what is inside a node of which it is not known what it receives."""
-        if vertex.body is None and not (self.items and (vertex.is_map or vertex.is_loop)):
-            return []
-        if (vertex.is_map or vertex.is_loop) and not self.items:
-            return []
-        if vertex.body is None or vertex.is_map or vertex.is_loop:
-            instances = [f"{path}[{k}]" for k in range(self._known(vertex, path))]
-            own = [
-                decision_of(p, Verdict(Action.CHECK, reason), self.snapshot.paths.get(p)) for p in instances
-            ]
-        else:
-            instances, own = [path], []
-        return own + [found for p in instances for found in self._inside_checks(vertex, p, reason)]
+        return self._alike(vertex, path, Verdict(Action.CHECK, reason))
 
-    def _inside_checks(self, vertex: Vertex, path: str, reason: str) -> Iterator[Decision]:
+    def _alike(self, vertex: Vertex, path: str, verdict: Verdict) -> list[Decision]:
+        """Give the same decision for each item, round and node inside a node."""
+        many = vertex.is_map or vertex.is_loop
+        if many and not self.items:
+            return []
+        instances = [f"{path}[{k}]" for k in range(self._known(vertex, path))] if many else [path]
+        found = [decision_of(p, verdict, self.snapshot.paths.get(p)) for p in instances] if many else []
         for inner in vertex.body.rules if vertex.body is not None else ():
-            below = f"{path}/{inner.id}"
-            yield decision_of(below, Verdict(Action.CHECK, reason), self.snapshot.paths.get(below))
-            yield from self._checks(inner, below, reason)
+            for instance in instances:
+                below = f"{instance}/{inner.id}"
+                found.append(decision_of(below, verdict, self.snapshot.paths.get(below)))
+                found += self._alike(inner, below, verdict)
+        return found
 
     def _known(self, vertex: Vertex, path: str) -> int:
         """Give how many items or rounds of a node there are records of."""
@@ -278,7 +283,7 @@ class _Foresight:
 
     def _map(self, vertex: Vertex, path: str, prior: Record | None, fingerprint: bytes) -> Foreseen:
         counts = self._counts(vertex, path)
-        if prior is not None and prior.kind == ev.COMPLETED and prior.input == fingerprint:
+        if prior is not None and reuses(vertex, prior, fingerprint):
             counts = {Action.REUSE.value: self.snapshot.counts.get(path, 0)}
             own = decision_of(path, UNCHANGED, prior, counts)
             return _Outlook("completed", prior.digest), [own, *self._items(vertex, path, own)]

@@ -283,6 +283,12 @@ def decide(
     return _WHEN_NOT_COMPLETED.get(kind, NEW)
 
 
+def reuses(vertex: Vertex, prior: Record, fingerprint: bytes) -> bool:
+    """Say whether a vertex as a whole, whatever is inside it, is left as it is."""
+    within = vertex.is_map or vertex.is_loop or vertex.body is not None or vertex.waits
+    return decide(prior, fingerprint, idempotent=vertex.idempotent or within).action is Action.REUSE
+
+
 _WHEN_NOT_COMPLETED: Final[Mapping[str, Verdict]] = {
     STARTED: CUT_OFF,
     INTERRUPTED: CUT_OFF,
@@ -352,6 +358,8 @@ def _is_settled(body: Body, path: str, snapshot: Snapshot) -> bool:
             continue
         prefix = around[: len(around) - len(vertex.id)]
         inside = body if not prefix else body.at(prefix[:-1]).body  # type: ignore[union-attr]  # it is there
+        if outer is None or outer.kind != FAILED:
+            continue  # a handler of an earlier failure has not dealt with this
         if inside is not None and handled(vertex, inside.rules, snapshot.paths, prefix):
             return True
     return False

@@ -659,6 +659,8 @@ class Run:
         if isinstance(error, asyncio.CancelledError):
             error = asyncio.CancelledError("cancelled from inside: the body raised CancelledError by itself")
         failure = tell(job.path, job.attempt, error, reason)
+        if (asked := _asked_to_wait(error)) and job.gate is not None:
+            job.gate.pause(asked)
         log.info("node failed", run=self.run_id, path=job.path, attempt=job.attempt, error=failure.message)
         step = Step(self, [self.record(ev.FAILED, job, reason, **failure.facts)])
         if self.services.fail_fast and self._is_fatal(job):

@@ -105,9 +105,12 @@ class FakeClock:
         """Let so many seconds pass; who waited for them wakes in the order of the due times."""
         if seconds < 0:
             raise ValueError(f"advance({seconds!r}): time does not run backwards")
+        self._set(self._passed + seconds)
+
+    def _set(self, passed: float) -> None:
         due = []
         with self._lock:
-            self._passed += seconds
+            self._passed = max(passed, self._passed)
             while self._sleepers and self._sleepers[0][0] <= self._passed:
                 due.append(heapq.heappop(self._sleepers)[2])
         for future in due:
@@ -153,7 +156,8 @@ class FakeClock:
                 heapq.heappop(self._sleepers)
             due = self._sleepers[0][0] if self._sleepers else None
         if due is not None:
-            self.advance(max(0.0, due - self._passed))
+            self._set(due)
+            self._expect_quiet()
 
 
 def _wake(future: asyncio.Future[None]) -> None:

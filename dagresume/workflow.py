@@ -585,7 +585,7 @@ def _check_options(node: Node) -> None:
             if option == "for_each" and parameter in node.args:
                 raise BindingError(node.id, parameter, "named in args= and in for_each=; keep one of them.")
     _check_reconcile(node, names)
-    _check_when(node, names)
+    _check_when(node, names | node.args.keys() | node.for_each.keys())
     problem = _problem(node)
     if problem:
         raise DefinitionError(f"node {node.id!r}: {problem}")

@@ -164,7 +164,6 @@ async def test_retry_after_pauses_every_node_of_every_run(home: Home) -> None:
     assert clock.monotonic() < 30 + 5
 
 
-@pytest.mark.xfail(strict=True, reason="only an error that is retried pauses the limit")
 async def test_retry_after_pauses_although_the_try_was_the_last(home: Home) -> None:
     """The item has failed for good; the other side asks to be left alone all the same."""
     clock = Jumping()
