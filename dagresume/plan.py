@@ -266,7 +266,7 @@ class _Foresight:
             word = self.snapshot.decisions.get(path)
             if waiting and prior is not None and word is not None and (word.seq or 0) > (prior.seq or 0):
                 yes = word.facts["approved"]
-                verdict = Verdict(Action.RUN, "approved" if yes else "rejected")
+                verdict = Verdict(Action.RUN, "decided" if yes else "rejected")
                 return (_RUNS if yes else _FAILED), [decision_of(path, verdict, prior)]
         signals = (s.facts.get("event") for s in self.snapshot.signals.values())
         if isinstance(what, WaitFor) and what.event in signals:

@@ -11,6 +11,7 @@ from typing import Any
 from dagresume.clock import to_datetime
 from dagresume.events import (
     FAILED,
+    WAITING,
     NodeStatus,
     Record,
     RunStatus,
@@ -29,7 +30,7 @@ __all__ = ["NodeInfo", "RunInfo", "run_info", "runs_function", "stored_as", "wan
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
     """The state of one path: `status`, why (`reason`), how often it was tried, when that changed, how long it
-    took.
+    took; `waits_for`: the question of an approval, the name of an event.
     """
 
     path: str
@@ -39,6 +40,7 @@ class NodeInfo:
     at: datetime | None = None
     seconds: float | None = None
     failure: NodeFailure | None = None
+    waits_for: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,15 @@ def _node(record: Record, *, live: bool) -> NodeInfo:
         to_datetime(record.at),
         None if record.took is None else record.took / 1e6,
         failure_of(record) if failed else None,
+        _waits_for(record),
     )
+
+
+def _waits_for(record: Record) -> str | None:
+    if record.kind != WAITING:
+        return None
+    facts = record.facts
+    return facts.get("prompt") or facts.get("event")
 
 
 def _only_unhandled(

@@ -41,6 +41,7 @@ DECISIONS: Final[Mapping[tuple[str, str], str]] = {
     ): "Cut off: its reconcile function is asked whether it took effect; if not, it runs again.",
     ("run", "upstream_runs"): "Runs once the nodes above it have run.",
     ("run", "approved"): "Runs again: a person has approved that.",
+    ("run", "decided"): "Ends at once: a person has approved it.",
     ("run", "due"): "Ends at once: its time is over.",
     ("run", "inner_missing"): "Runs what is missing inside it.",
     ("run", "rejected"): "Fails: a person has rejected it.",

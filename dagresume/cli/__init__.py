@@ -33,6 +33,13 @@ COMMANDS: Final = {
     "list": ("reading", "List the runs, newest first."),
     "show": ("reading", "Show one run: the state of each node, and what failed."),
     "cancel": ("reading", "Cancel a run; it never resumes by itself after that."),
+    "approve": ("letters", "Approve what a run waits for, or that a held path runs again."),
+    "reject": ("letters", "Reject what a run waits for: an approval fails; a held path keeps what it gave."),
+    "signal": (
+        "letters",
+        "Tell a run that something happened; what waits for it takes the payload, now or later.",
+    ),
+    "resolve": ("letters", "Say what an uncertain path did; it is not run again then."),
     "logs": ("reading", "Print what the nodes of a run logged."),
     "demo": ("demo", "See it survive: screen 200 résumés, kill the process, look at the plan, go on."),
 }

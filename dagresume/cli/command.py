@@ -17,6 +17,7 @@ from dagresume.cli.screen import line, warn
 from dagresume.errors import (
     AlreadyRunning,
     DagresumeError,
+    DecisionError,
     DefinitionError,
     InputError,
     InputsChanged,
@@ -152,7 +153,7 @@ class Here:
 # -- errors ---------------------------------------------------------------------------------------------
 
 _CODES: Final = (
-    ((OwnershipError, RecoveryRefused), REFUSED),
+    ((OwnershipError, RecoveryRefused, DecisionError), REFUSED),
     ((DefinitionError, InputError, RunNotFound, StoreCorrupt, StoreReadOnly, SchemaTooNew), USAGE),
     (RunInterrupted, INTERRUPTED),
 )

@@ -169,7 +169,8 @@ def _why(node: NodeInfo, items: Mapping[str, int] | None) -> str:
     if items is not None:
         in_words = ", ".join(f"{items[status]:,} {status}" for status in ORDER if items.get(status))
         return f"{words.counted(sum(items.values()), 'item')}: {in_words}"
-    return told or words.node_reason(reason)
+    asked = f" {clean(node.waits_for)}" if node.waits_for else ""
+    return told or words.node_reason(reason) + asked
 
 
 def _counts(info: RunInfo) -> dict[str, Counter[str]]:
@@ -204,6 +205,8 @@ def _as_node(node: NodeInfo, info: RunInfo) -> dict[str, Any]:
         "at": node.at,
         "seconds": node.seconds,
     }
+    if node.waits_for is not None:
+        found["waits_for"] = node.waits_for
     if node.failure is not None:
         found["failure"] = as_failure(node.failure)
     counts = _counts_of(node.path, info)

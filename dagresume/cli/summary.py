@@ -173,32 +173,39 @@ def print_next(
         say(text)
 
 
+_KEPT: Final = "Everything that completed is kept."
+_NEXT: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "not_serialisable": (f"{_KEPT} Mend what the node returns, then run it again:", ("retry",)),
+    "failed": (f"{_KEPT} Mend the cause, then run what is missing:", ("resume",)),
+    "uncertain": (f"{_KEPT} Look whether it took effect; to run it again all the same:", ("retry",)),
+    "checkpoint_lost": ("See which value is gone, and run its node again with retry --from:", ("show",)),
+    "budget": (f"{_KEPT} Give it more: engine.resume(run_id, budget=Budget(…))", ()),
+    "interrupted": (f"{_KEPT} To go on:", ("resume",)),
+    "held": (
+        "A path is held: its input changed, and it is not idempotent. To run it again, or keep what it gave:",
+        ("approve", "reject", "resume"),
+    ),
+    "approval": ("To say yes or no, and then go on:", ("approve", "reject", "resume")),
+    "event": (
+        "To tell it that what it waits for has happened, and then go on:",
+        ("signal EVENT --payload JSON", "resume"),
+    ),
+    "waiting": ("To go on once what it waits for has come:", ("resume",)),
+    "cancelled": ("It never resumes by itself. To open it again from a node:", ("retry --from NODE",)),
+}
+"""Reason or status of a run → what can be done now, and the commands that do it."""
+
+
 def _next(run_id: str, status: RunStatus, reason: str | None, here: Here) -> Iterable[str]:
-    resume, retry = here.command("resume", run_id), here.command("retry", run_id)
-    if reason == "not_serialisable":
-        yield "Everything that completed is kept. Mend what the node returns, then run it again:"
-        yield f"  {retry}"
-    elif status is RunStatus.FAILED:
-        yield "Everything that completed is kept. Mend the cause, then run what is missing:"
-        yield f"  {resume}"
-    elif reason == "uncertain":
-        yield "Everything that completed is kept. Look whether it took effect; to run it again all the same:"
-        yield f"  {retry}"
-    elif reason == "checkpoint_lost":
-        yield "See which value is gone, and run its node again with retry --from:"
-        yield f"  {here.command('show', run_id)}"
-    elif status is RunStatus.INTERRUPTED:
-        yield "Everything that completed is kept. To go on:"
-        yield f"  {resume}"
-    elif reason == "held":
-        yield "A path is held because its input changed and it is not idempotent. To let it run again:"
-        yield f"  {retry}"
-    elif status is RunStatus.WAITING:
-        yield "To go on once what it waits for has come:"
-        yield f"  {resume}"
-    elif status is RunStatus.CANCELLED:
-        yield "It never resumes by itself. To open it again from a node:"
-        yield f"  {here.command('retry', run_id, '--from', 'NODE')}"
+    first = status.value if status is RunStatus.FAILED and reason != "not_serialisable" else reason
+    found = _NEXT.get(first or "") or _NEXT.get(status.value)
+    if found is None:
+        return
+    told, asked = found
+    yield told
+    for command in asked:
+        name, *rest = command.split()
+        yield f"  {here.command(name, run_id, *rest)}"
 
 
 # -- for programs ---------------------------------------------------------------------------------------
