@@ -147,6 +147,7 @@ _RUN_STATUS: Final[Mapping[str, RunStatus]] = {
 MOVED: Final = (
     "moved"  # reason: an item stands at another place of its list now; its output stays where it was
 )
+AGAIN: Final = "again"  # reason: it was blocked, and receives now what it had completed with
 ONCE_UNCERTAIN: Final = "once_uncertain"  # reason: a call made once began and nobody knows how it ended
 RETRY: Final = "retry"  # reason of a failed attempt that is tried again by itself at data.retry_at
 UNDO_FAILED_REASON: Final = "compensation_failed"
@@ -158,6 +159,11 @@ def r5_word(kind: str) -> str | None:
     """Give the word of the checkpoint record (R5) for a kind of event; None if it changes no path's state."""
     found = _EXACT.get(kind)
     return found[1] if found else None
+
+
+def has_output(record: Record) -> bool:
+    """Say whether this record tells of an output: of a path that has completed, also if it is blocked now."""
+    return record.kind == COMPLETED or (record.kind == WITHDRAWN and record.digest is not None)
 
 
 def status_of(record: Record | None) -> NodeStatus:
@@ -423,7 +429,7 @@ class Snapshot:
         self.paths[path] = record
 
     def _reset(self, path: str, previous: Record, record: Record) -> None:
-        if previous.kind in {COMPLETED, WAITING}:
+        if has_output(previous) or previous.kind == WAITING:
             self.generations[path] = self.generations.get(path, 0) + 1
             self.states.pop(path, None)
         if record.reason in {"asked", "not_done"}:

@@ -202,10 +202,10 @@ class _Foresight:
         if vertex.waits and (prior is None or prior.kind != ev.COMPLETED):
             return self._wait(vertex, path, prior)
         many = vertex.is_map or vertex.is_loop or vertex.body is not None
-        fresh = path not in self.snapshot.counts and (prior is None or prior.kind != ev.COMPLETED)
+        fresh = path not in self.snapshot.counts and (prior is None or not ev.has_output(prior))
         sure = sure and vertex.node.when is None
         outlook = _RUNS if sure and (vertex.idempotent or fresh) and not vertex.body else _MAYBE
-        if prior is not None and prior.kind == ev.COMPLETED:
+        if prior is not None and ev.has_output(prior):
             reason = Verdict(Action.CHECK, "input_may_change")
             counts = {Action.CHECK.value: self.snapshot.counts.get(path, 0)} if vertex.is_map else {}
             return outlook, [

@@ -22,6 +22,7 @@ from dagresume.events import (
     Record,
     Snapshot,
     enclosing,
+    has_output,
     segments,
 )
 from dagresume.events import HELD as HELD_REASON
@@ -274,7 +275,7 @@ def decide(
     if prior is None:
         return NEW
     kind = prior.kind
-    if kind == COMPLETED:
+    if has_output(prior):
         if prior.input == fingerprint:
             return UNCHANGED
         return INPUT_CHANGED if idempotent else HELD

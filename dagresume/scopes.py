@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from dagresume import codec
 from dagresume import events as ev
@@ -27,6 +27,9 @@ from dagresume.results import Stored
 from dagresume.workflow import Source
 
 __all__ = ["Scope"]
+
+
+_ENDED: Final = frozenset({ev.COMPLETED, ev.FAILED, ev.SKIPPED, ev.INTERRUPTED, ev.CANCELLED, ev.STARTED})
 
 
 class Scope:
@@ -150,6 +153,7 @@ class Scope:
             return
         verdict = self.joined(vertex)
         if verdict is Join.BLOCK:
+            self._block(vertex, step)
             asks = self.bad[vertex.index][Settled.OPEN_QUESTION]
             self.settle(vertex.index, Settled.OPEN_QUESTION if asks else Settled.FAILED, step)
             return
@@ -165,6 +169,24 @@ class Scope:
                 self._run(vertex, self.fingerprint(vertex), step)
             else:
                 self._decide_again(vertex, prior, self.fingerprint(vertex), step)
+
+    def _block(self, vertex: Vertex, step: Step) -> None:
+        """What is above a vertex failed: how it ended in an earlier process is no longer how it ends.
+
+        An output it gave stays known, for when it receives the same again; an effect that may have happened
+        is not forgotten.
+        """
+        prior = self.run.snapshot.paths.get(self.path(vertex)) if self.run.snapshot.paths else None
+        if prior is None or prior.kind not in _ENDED or uncertain(prior, vertex.idempotent):
+            return
+        facts: dict[str, Any] = {}
+        if prior.kind == ev.COMPLETED and not vertex.pure:
+            facts = {k: v for k, v in prior.facts.items() if k != "usage"} | {"seq": Stored.of(prior).seq}
+        at, kind = self.run.now(), ev.WITHDRAWN
+        record = ev.node_record(kind, prior.path or "", prior.attempt, at, "upstream_failed", **facts)
+        if facts:
+            record = record._replace(input=prior.input, digest=prior.digest)
+        step.records.append(record)
 
     def joined(self, vertex: Vertex) -> Join:
         """Give what the join rule says; nothing runs below what a person has to speak about first."""
@@ -189,7 +211,7 @@ class Scope:
         elif reuses(vertex, prior, fingerprint):
             self._reuse(vertex, prior, fingerprint, step)
         elif vertex.waits or vertex.is_map or vertex.is_loop or vertex.body is not None:
-            if prior.kind == ev.COMPLETED:
+            if ev.has_output(prior):
                 run.reset(prior, "input_changed", step)
             self._run(vertex, fingerprint, step, prior=prior)
         elif self.opens(vertex, prior, fingerprint, step):
@@ -226,7 +248,7 @@ class Scope:
             else:
                 feed.lose(k, step)
             return False
-        if prior.kind == ev.COMPLETED:
+        if ev.has_output(prior):
             run.reset(prior, verdict.reason, step)
         return True
 
@@ -273,6 +295,9 @@ class Scope:
 
     def _reuse(self, vertex: Vertex, prior: Record, fingerprint: bytes, step: Step) -> None:
         out: Any = UNMADE
+        if prior.kind != ev.COMPLETED:  # it was blocked meanwhile
+            head = prior._replace(kind=ev.COMPLETED, status="success", at=self.run.now(), reason=ev.AGAIN)
+            step.records.append(head._replace(seq=None))
         try:
             if not vertex.pure:
                 out = self._former_items(prior) if vertex.is_map else Stored.of(prior)

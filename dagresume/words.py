@@ -76,6 +76,7 @@ DECISIONS: Final[Mapping[tuple[str, str], str]] = {
 """(action, reason) of a decision → what will happen and why."""
 
 NODE_REASONS: Final[Mapping[str, str]] = {
+    "again": "It was blocked for a while; what it had given still holds.",
     "approval": "Waits for a person's word.",
     "condition": "Skipped: its condition does not hold.",
     "event": "Waits for a signal.",

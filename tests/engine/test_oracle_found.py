@@ -191,7 +191,6 @@ async def blocked_below_an_edit(home: Home, calls: Calls) -> tuple[Any, str, Wor
     return result, run_id, wf
 
 
-@pytest.mark.xfail(strict=True, reason="the stored run still gives the output of before the edit")
 async def test_a_blocked_node_has_no_output_in_the_stored_result_either(home: Home, calls: Calls) -> None:
     """C7: the result that the call gave and the stored one are the same."""
     result, run_id, wf = await blocked_below_an_edit(home, calls)
@@ -200,14 +199,12 @@ async def test_a_blocked_node_has_no_output_in_the_stored_result_either(home: Ho
     assert set(stored.outputs) == set(result.outputs)
 
 
-@pytest.mark.xfail(strict=True, reason="a node that is blocked now is shown as it ended before")
 async def test_a_blocked_node_is_shown_as_blocked(home: Home, calls: Calls) -> None:
     """DESIGN §2: upstream_failed is how a node ended, in every view."""
     _, run_id, _ = await blocked_below_an_edit(home, calls)
     assert (await home.statuses(run_id))["below"] == "upstream_failed"
 
 
-@pytest.mark.xfail(strict=True, reason="the checkpoint of a blocked node stays `success` in the view")
 async def test_a_blocked_node_is_no_success_in_sql(sqlite_home: Home, calls: Calls) -> None:
     """R5: the view of the checkpoints says what the engine says."""
     _, run_id, _ = await blocked_below_an_edit(sqlite_home, calls)
@@ -219,7 +216,6 @@ async def test_a_blocked_node_is_no_success_in_sql(sqlite_home: Home, calls: Cal
     assert rows == [("pending",)]
 
 
-@pytest.mark.xfail(strict=True, reason="the failure of before stays among the failures of the stored run")
 async def test_a_failed_node_that_is_blocked_now_is_no_failure(home: Home, calls: Calls) -> None:
     """The failures of a run are those that the call gave."""
 

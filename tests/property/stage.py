@@ -40,8 +40,8 @@ TRIGGERS: Final = ("none_failed", "all_success", "any_success", "all_done", "any
 MOST_CALLS: Final = 60
 STRICT: Final = True
 """Hold the engine to what is known to be wrong, too: it has tests of its own in `test_oracle_found.py`."""
-STALE: Final = {"completed", "failed", "interrupted"}
-"""What a node may be shown as although it is blocked now: how it ended before (known to be wrong)."""
+STALE: Final = frozenset[str]()
+"""What a node may be shown as although it is blocked now: nothing else."""
 
 
 class Death(NamedTuple):
