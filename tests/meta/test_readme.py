@@ -46,6 +46,13 @@ def test_the_commands_work_in_their_order(folder: Path) -> None:
         assert done.returncode == 0, (command, done.stdout, done.stderr)
 
 
+def test_the_second_workflow_waits_and_goes_on(folder: Path) -> None:
+    (folder / "claim.py").write_text(blocks("python")[1])
+    done = python(folder, "claim.py")
+    told = "waiting approval\npaid 3, signed by ann {'number': 4711} True\n"
+    assert done.stdout == told, done.stderr
+
+
 def test_the_queries_are_understood_by_a_real_database(folder: Path) -> None:
     assert python(folder, "flow.py").returncode == 0
     with sqlite3.connect(folder / "runs.db") as conn:
