@@ -20,6 +20,7 @@ from dagresume.errors import (
     EngineClosed,
     InputError,
     InputsChanged,
+    Irreversible,
     LeaseLost,
     MissingInput,
     MutatedInput,
@@ -63,6 +64,7 @@ from dagresume.policy import (
 )
 from dagresume.results import RunResult
 from dagresume.sync import run_sync
+from dagresume.undo import UndoPlan
 from dagresume.views import NodeInfo, RunInfo
 from dagresume.workflow import Workflow
 
@@ -89,6 +91,7 @@ __all__ = [
     "Event",
     "InputError",
     "InputsChanged",
+    "Irreversible",
     "ItemFailure",
     "LeaseLost",
     "Limit",
@@ -124,6 +127,7 @@ __all__ = [
     "StoreReadOnly",
     "TooManyAbandoned",
     "UncertainNode",
+    "UndoPlan",
     "UnknownDependency",
     "Value",
     "VersionMismatch",

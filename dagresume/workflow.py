@@ -24,7 +24,7 @@ from dagresume.errors import (
 )
 from dagresume.policy import TRIGGERS, Budget, Recovery, Retry, Trigger, Value
 
-__all__ = ["Binding", "Graph", "Node", "Source", "Workflow", "nearest"]
+__all__ = ["Binding", "Graph", "Node", "Source", "Workflow", "is_async", "nearest"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 Executor = Literal["loop", "thread", "process", "dask", "ray"]
@@ -606,7 +606,7 @@ def _check_when(node: Node, names: set[str]) -> None:
     """`when=` may ask for what the node itself receives."""
     if node.when is None:
         return
-    if not callable(node.when) or _is_async(node.when):
+    if not callable(node.when) or is_async(node.when):
         raise DefinitionError(f"node {node.id!r}: when= takes a plain function over its parameters.")
     for parameter in inspect.signature(node.when).parameters.values():
         optional = parameter.default is not parameter.empty or parameter.kind is parameter.VAR_KEYWORD
@@ -742,7 +742,7 @@ def _signature(node_id: str, fn: Callable[..., Any], scope: Mapping[str, Any]) -
         has_default = parameter.default is not parameter.empty
         keyword = parameter.kind is parameter.KEYWORD_ONLY
         parameters.append((parameter.name, resolve(parameter.annotation), has_default, keyword))
-    return Signature(tuple(parameters), resolve(signature.return_annotation), accepts_any, _is_async(fn))
+    return Signature(tuple(parameters), resolve(signature.return_annotation), accepts_any, is_async(fn))
 
 
 def _unwrap(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -760,7 +760,7 @@ def _unwrap(fn: Callable[..., Any]) -> Callable[..., Any]:
         fn = inner
 
 
-def _is_async(fn: Callable[..., Any]) -> bool:
+def is_async(fn: Callable[..., Any]) -> bool:
     while callable(inner := getattr(fn, "func", None)):
         fn = inner
     if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(inspect.unwrap(fn)):
