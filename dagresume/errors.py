@@ -386,9 +386,9 @@ class UncertainNode(RecoveryRefused):
     def __init__(self, run_id: str, paths: Sequence[str]) -> None:
         self.run_id, self.paths = run_id, tuple(paths)
         super().__init__(
-            f"run {run_id}: nobody knows whether {_listed(self.paths)} took effect (started, not known to have"
-            f" ended, not idempotent). Look, then say what it did: `dagresume resolve {run_id} {self.paths[0]}"
-            f" --output … | --failed …`; or run it again: `dagresume retry {run_id}`; or give the node a"
+            f"run {run_id}: nobody knows whether {_listed(self.paths)} took effect (started, not known to"
+            f" have ended, not idempotent). Look, then say what it did: `dagresume resolve {run_id}"
+            f" {self.paths[0]} --output … | --failed …`; or run it again: `dagresume retry {run_id}`; or give the node a"
             " reconcile= that can tell."
         )
 

@@ -399,7 +399,7 @@ class Rollback:
         for around in ev.enclosing(path):
             record = snapshot.paths.get(around)
             if record is not None and record.kind == ev.COMPLETED and around not in planned:
-                yield _compensated(record, self.now(), "inside")
+                yield _compensated(record, self.now(), "inner_undone")
 
     def _verdict(self, begun: Record | None, left: Sequence[str]) -> Record:
         if self._unfinished:

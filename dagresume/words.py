@@ -58,10 +58,12 @@ NODE_REASONS: Final[Mapping[str, str]] = {
     "abandoned": "Its thread did not stop in time; nobody knows whether it took effect.",
     "asked": "A person asked for it to run again.",
     "cancelled": "Stopped while it was running.",
+    "compensation_failed": "It stands: its undo failed.",
     "error": "Its function raised an error.",
     "failed_in_row": "Not started: too many items before it failed in a row.",
     "fail_fast": "Stopped because another node failed.",
     "held": "Held for a person: completed, its input changed, and it is not idempotent.",
+    "inner_undone": "What is inside it was undone.",
     "input_changed": "Runs again: its input changed.",
     "input_lost": "Not started: a stored value it needs could not be read.",
     "interrupted": "Cut off while it was running.",
@@ -78,12 +80,15 @@ NODE_REASONS: Final[Mapping[str, str]] = {
     "stopped": "Not started: the run was stopped first.",
     "timeout": "It took longer than its timeout.",
     "trigger": "The nodes above it did not end as its trigger asks.",
+    "undo_started": "Its undo was begun, and is not known to have ended.",
     "upstream_failed": "Something it needs has failed.",
 }
 """Reason of a path's status → why it is so."""
 
 RUN_REASONS: Final[Mapping[str, str]] = {
+    "asked": "a person asked for it",
     "cancelled": "it was cancelled",
+    "compensation_failed": "not everything could be undone",
     "checkpoint_lost": "a stored value is missing or was altered",
     "fail_fast": "a node failed and the others were stopped",
     "held": "a person has to decide about a path",
@@ -94,6 +99,7 @@ RUN_REASONS: Final[Mapping[str, str]] = {
     "owner_died": "the process that drove it died",
     "shutdown": "its process was asked to stop",
     "stuck": "no node could go on",
+    "timeout": "it took longer than its timeout",
     "uncertain": "nobody knows whether a path took effect",
 }
 """Reason of a run's status → why, as the end of a sentence."""

@@ -12,7 +12,7 @@ from dagresume import words
 from dagresume.cli.command import FAILED, INTERRUPTED, WAITING, Here
 from dagresume.cli.screen import STYLES, clean, line, picture, print_json, say
 from dagresume.errors import NoOutput
-from dagresume.events import RunStatus, segments
+from dagresume.events import UNDO_FAILED_REASON, RunStatus, segments
 
 if TYPE_CHECKING:
     from dagresume.policy import NodeFailure
@@ -113,7 +113,8 @@ def print_failures(failures: Mapping[str, NodeFailure], here: Here, run_id: str)
         alike.setdefault((_node(failure.path), failure.type, failure.message, place), []).append(failure)
     groups = list(alike.items())
     for (_, kind, message, place), same in groups[:MOST_FAILURES]:
-        say(("× ", "red"), (_paths(same), "bold"), f" failed{_attempts(same)}: {_error(kind, message)}")
+        how = "could not be undone" if same[0].reason == UNDO_FAILED_REASON else "failed"
+        say(("× ", "red"), (_paths(same), "bold"), f" {how}{_attempts(same)}: {_error(kind, message)}")
         if place:
             say((f"  at {clean(place)}", "dim"))
     if len(groups) > MOST_FAILURES:
@@ -173,7 +174,7 @@ def print_next(
         say(text)
 
 
-def _next(run_id: str, status: RunStatus, reason: str | None, here: Here) -> Iterable[str]:
+def _next(run_id: str, status: RunStatus, reason: str | None, here: Here) -> Iterable[str]:  # a list
     resume, retry = here.command("resume", run_id), here.command("retry", run_id)
     if reason == "not_serialisable":
         yield "Everything that completed is kept. Mend what the node returns, then run it again:"
@@ -196,6 +197,9 @@ def _next(run_id: str, status: RunStatus, reason: str | None, here: Here) -> Ite
     elif status is RunStatus.WAITING:
         yield "To go on once what it waits for has come:"
         yield f"  {resume}"
+    elif status is RunStatus.ROLLING_BACK:
+        yield "Not everything is undone yet. Mend the cause, then undo the rest:"
+        yield f"  {here.command('rollback', run_id)}"
     elif status is RunStatus.CANCELLED:
         yield "It never resumes by itself. To open it again from a node:"
         yield f"  {here.command('retry', run_id, '--from', 'NODE')}"
