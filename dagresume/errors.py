@@ -388,8 +388,8 @@ class UncertainNode(RecoveryRefused):
         super().__init__(
             f"run {run_id}: nobody knows whether {_listed(self.paths)} took effect (started, not known to"
             f" have ended, not idempotent). Look, then say what it did: `dagresume resolve {run_id}"
-            f" {self.paths[0]} --output … | --failed …`; or run it again: `dagresume retry {run_id}`; or give the node a"
-            " reconcile= that can tell."
+            f" {self.paths[0]} --output … | --failed …`; or run it again: `dagresume retry {run_id}`; or give"
+            " the node a reconcile= that can tell."
         )
 
 

@@ -145,7 +145,7 @@ MOVED: Final = (
 )
 RETRY: Final = "retry"  # reason of a failed attempt that is tried again by itself at data.retry_at
 UNDO_FAILED_REASON: Final = "compensation_failed"
-UNDO_RESTS: Final = frozenset({UNDO_FAILED_REASON, "cancelled", "shutdown"})
+UNDO_RESTS: Final = frozenset({UNDO_FAILED_REASON, "cancelled", "shutdown", "not_stored"})
 """Reasons with which a run that rolls back is let go of: somebody has to go on with it."""
 CONDITION: Final = "condition"  # reason of a skip: `when=` said no
 HELD: Final = "held"  # reason of a wait: completed, its input changed, not idempotent; data.kept: its output

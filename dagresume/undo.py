@@ -7,6 +7,7 @@ What is undone is an event like everything else: `undo.started` is durable befor
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import itertools
 from collections import deque
@@ -29,6 +30,7 @@ from dagresume.errors import (
     LeaseLost,
     NodeTimeout,
     NotLoadable,
+    OwnershipError,
     StoreError,
 )
 from dagresume.events import Record, RunStatus, Snapshot
@@ -350,7 +352,12 @@ class Rollback:
         self._task = self.loop.create_task(self._drive())
 
     async def _open(self, unit: Unit, told: asyncio.Future[Outcome]) -> None:
-        outcome = await self.services.journal.commit(unit)
+        try:
+            outcome = await self.services.journal.commit(unit)
+        except asyncio.CancelledError:  # the loop is taken down
+            told.cancel()
+            self._finish()
+            raise
         if isinstance(outcome, Committed):
             self.owned = Owned(outcome.run, self.owned.session, outcome.epoch)
             self.claimed_at = outcome.seq
@@ -366,10 +373,19 @@ class Rollback:
             assert loaded is not None  # it is ours
             self.loaded = loaded
             await self._undo_all(Snapshot(loaded.records), begun(loaded.records))
-        except Exception as error:  # said to whoever waits for the run
+        except BaseException as error:  # said to whoever waits for the run
             self.error = error
+            if not isinstance(error, Exception):
+                raise
+            await self._let_go()
         finally:
             self._finish()
+
+    async def _let_go(self) -> None:
+        """It cannot go on here: let others try, if the run can be written to again."""
+        if not isinstance(self.error, OwnershipError):
+            with contextlib.suppress(Exception):
+                await self._write([ev.run_record(ev.RUN_ROLLING_BACK, self.now(), "not_stored")])
 
     async def _undo_all(self, snapshot: Snapshot, begun: Record | None) -> None:
         plan = plan_undo(self.body, snapshot, None if begun is None else begun.facts.get("to"))

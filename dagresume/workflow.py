@@ -185,7 +185,8 @@ class Workflow:
 
     `idempotent` and `retry` are the defaults of its nodes; `inputs` (name → type) declares the run inputs,
     else they are what the nodes' parameters ask for; `output` names the node whose output is the workflow's.
-    Nodes are added with `@wf.node`; they may be declared in any order.
+    `on_failure="rollback"`: a run that fails undoes at once what its nodes have a `compensate=` for. Nodes
+    are added with `@wf.node`; they may be declared in any order.
     """
 
     def __init__(
@@ -235,6 +236,8 @@ class Workflow:
         Each parameter is fed in this order: annotated `Context` → the context; named in `args` → that parent,
         run input or `Value`; named in `for_each` → one item of that parent or run input; the id of another
         node → its output; else a run input (a default makes it optional).
+
+        `compensate`: a function over (output, ctx) that undoes what the node did, for `Engine.rollback`.
 
         Raises DefinitionError (DuplicateNode, BindingError) for what cannot work whatever else is declared.
         """

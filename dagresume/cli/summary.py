@@ -107,13 +107,13 @@ def _outputs(result: RunResult, wf: Workflow | None) -> list[tuple[str, str]]:
 
 def print_failures(failures: Mapping[str, NodeFailure], here: Here, run_id: str) -> None:
     """Print failures, those that are alike together."""
-    alike: dict[tuple[str, str, str, str], list[NodeFailure]] = {}
+    alike: dict[tuple[str, str, str, str, str], list[NodeFailure]] = {}
     for failure in failures.values():
         place = place_of(failure)
-        alike.setdefault((_node(failure.path), failure.type, failure.message, place), []).append(failure)
+        how = "could not be undone" if failure.reason == UNDO_FAILED_REASON else "failed"
+        alike.setdefault((_node(failure.path), how, failure.type, failure.message, place), []).append(failure)
     groups = list(alike.items())
-    for (_, kind, message, place), same in groups[:MOST_FAILURES]:
-        how = "could not be undone" if same[0].reason == UNDO_FAILED_REASON else "failed"
+    for (_, how, kind, message, place), same in groups[:MOST_FAILURES]:
         say(("× ", "red"), (_paths(same), "bold"), f" {how}{_attempts(same)}: {_error(kind, message)}")
         if place:
             say((f"  at {clean(place)}", "dim"))
@@ -174,7 +174,7 @@ def print_next(
         say(text)
 
 
-def _next(run_id: str, status: RunStatus, reason: str | None, here: Here) -> Iterable[str]:  # a list
+def _next(run_id: str, status: RunStatus, reason: str | None, here: Here) -> Iterable[str]:
     resume, retry = here.command("resume", run_id), here.command("retry", run_id)
     if reason == "not_serialisable":
         yield "Everything that completed is kept. Mend what the node returns, then run it again:"
