@@ -63,8 +63,8 @@ from dagresume.policy import (
     Value,
 )
 from dagresume.results import RunResult
+from dagresume.reverse import UndoPlan
 from dagresume.sync import run_sync
-from dagresume.undo import UndoPlan
 from dagresume.views import NodeInfo, RunInfo
 from dagresume.workflow import Workflow
 

@@ -73,6 +73,7 @@ from dagresume.pool import Pool
 from dagresume.processes import is_importing_main
 from dagresume.program import Asked, Program, Wait, inputs_digest, inputs_text, to_reset
 from dagresume.results import Cell, Lazily, Outputs, RunResult, Stats, Stored
+from dagresume.reverse import UndoPlan, plan_undo
 from dagresume.scheduler import Run, start_ready
 from dagresume.sessions import this_session
 from dagresume.sqlite import SQLiteStore
@@ -95,7 +96,7 @@ from dagresume.store import (
     StoreFailed,
     Unit,
 )
-from dagresume.undo import ASKED, Rollback, UndoPlan, begun, opening, plan_undo
+from dagresume.undo import ASKED, Rollback, begun, opening
 from dagresume.views import RunInfo, run_info, runs_function, stored_as, wanted_statuses
 from dagresume.workflow import Workflow
 

@@ -33,7 +33,7 @@ from dagresume.engine import Engine
 from dagresume.errors import Irreversible
 from dagresume.events import UNDO_FAILED_REASON, NodeStatus, RunStatus
 from dagresume.results import RunResult
-from dagresume.undo import UndoPlan
+from dagresume.reverse import UndoPlan
 from dagresume.views import RunInfo
 from dagresume.workflow import Workflow
 
