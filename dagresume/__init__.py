@@ -20,6 +20,7 @@ from dagresume.errors import (
     EngineClosed,
     InputError,
     InputsChanged,
+    Irreversible,
     LeaseLost,
     MissingInput,
     MutatedInput,
@@ -64,6 +65,7 @@ from dagresume.policy import (
     Value,
 )
 from dagresume.results import RunResult
+from dagresume.reverse import UndoPlan
 from dagresume.sync import run_sync
 from dagresume.views import NodeInfo, RunInfo
 from dagresume.workflow import Workflow
@@ -91,6 +93,7 @@ __all__ = [
     "Event",
     "InputError",
     "InputsChanged",
+    "Irreversible",
     "ItemFailure",
     "LeaseLost",
     "Limit",
@@ -128,6 +131,7 @@ __all__ = [
     "StoreReadOnly",
     "TooManyAbandoned",
     "UncertainNode",
+    "UndoPlan",
     "UnknownDependency",
     "Value",
     "VersionMismatch",

@@ -9,6 +9,7 @@ import secrets
 import uuid
 from array import array
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextvars import copy_context
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -74,6 +75,7 @@ from dagresume.pool import Pool
 from dagresume.processes import is_importing_main
 from dagresume.program import Asked, Program, Wait, inputs_digest, inputs_text, to_reset
 from dagresume.results import Cell, Lazily, Outputs, RunResult, Stats, Stored
+from dagresume.reverse import UndoPlan, plan_undo
 from dagresume.scheduler import Run, start_ready
 from dagresume.sessions import this_session
 from dagresume.sqlite import SQLiteStore
@@ -89,12 +91,14 @@ from dagresume.store import (
     MemoryStore,
     NewRun,
     Outcome,
+    Owned,
     Refused,
     RunRow,
     Store,
     StoreFailed,
     Unit,
 )
+from dagresume.undo import ASKED, Rollback, begun, opening
 from dagresume.views import RunInfo, run_info, runs_function, stored_as, wanted_statuses
 from dagresume.workflow import Workflow
 
@@ -185,7 +189,7 @@ class Engine:
         self._left_asleep: dict[str, int] = {}  # runs that could not be woken, and when they changed last
         self._registered: dict[tuple[str, str], Workflow] = {}
         self._executors: dict[str, Executor] = {}
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, Run | Rollback] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._session = 0
         self._open = False
@@ -224,6 +228,7 @@ class Engine:
             pool=self._pool,
             clock=self._clock,
             executor=self._executor,
+            load=self._store.load,
             fetch=self._fetch,
             spill=self._spill,
             spill_bytes=self._spill_bytes if self._blobs else None,
@@ -381,11 +386,50 @@ class Engine:
         )
         return await self._go_on(run_id, asked, raise_on_failure)
 
+    async def rollback(
+        self,
+        run_id: str,
+        to: str | Callable[..., Any] | None = None,
+        *,
+        accept_irreversible: bool = False,
+    ) -> RunResult:
+        """Undo what a run has completed, the last first, with the `compensate=` of its nodes.
+
+        `to`: undo only what is below this node, and keep it. What has no `compensate=` and is idempotent is
+        left as it is; Irreversible, and nothing undone, if something is not idempotent either, or is
+        uncertain, unless that is accepted. An undo that fails (after its node's retries) does not keep the
+        others from being tried: then the run stays `rolling_back`, `failures` of the result say why, and
+        calling this again, or `resume`, goes on with what is missing. Else it is `rolled_back`: it cannot be
+        resumed. Raises RunLocked if somebody drives the run.
+        """
+        undoing: Rollback | None = None
+        while undoing is None:
+            loaded = await self._unowned(run_id)
+            if loaded.row.status == RunStatus.ROLLED_BACK:
+                return self._stored_result(loaded)
+            undoing = await self._undo(loaded, to, accept_irreversible)
+        with self._lent_slot():
+            return await self._attend(undoing)
+
     # -- asking ---------------------------------------------------------------------------------------
+
+    async def plan_rollback(self, run_id: str, to: str | Callable[..., Any] | None = None) -> UndoPlan:
+        """Give what a rollback would undo, in order, and what it cannot; executes and changes nothing."""
+        loaded = await self._load(run_id)
+        if loaded.row.status == RunStatus.ROLLED_BACK:
+            raise RolledBack(run_id)
+        program = self._program_of(loaded)
+        self._check_definition(loaded, program, force=False)
+        to = program.id_of(to) if callable(to) else to
+        if to is None and loaded.row.status == RunStatus.ROLLING_BACK:
+            before = begun(loaded.records)
+            to = None if before is None else before.facts.get("to")
+        return plan_undo(program.body, Snapshot(loaded.records), to)
 
     async def plan(self, run_id: str, *, items: bool = False) -> list[Decision]:
         """Give what a resume would do with each path, and why; executes and changes nothing."""
         loaded = await self._load(run_id)
+        self._refuse_undone(loaded)
         program = self._program_of(loaded)
         snapshot = Snapshot(loaded.records)
         inputs = await self._inputs(loaded, snapshot)
@@ -456,7 +500,7 @@ class Engine:
                 await self._until_ended(run)
             return
         loaded = await self._load(run_id)
-        if RunStatus(loaded.row.status).final:
+        if RunStatus(loaded.row.status).final or loaded.row.status == RunStatus.ROLLING_BACK:
             return
         letter = run_record(CANCEL_REQUESTED, self._clock.now(), None, by=by)
         if loaded.holder is not None and loaded.holder.alive:
@@ -551,7 +595,7 @@ class Engine:
         window: float | None,
         fresh: bool,
         asked: Asked,
-    ) -> Run | RunResult:
+    ) -> Run | Rollback | RunResult:
         self._check_open()
         program = self._program(wf)
         self.register(wf)
@@ -563,13 +607,13 @@ class Engine:
                 newest = found[0] if found else None
             alive = newest is not None and (newest[1] is not None and newest[1].alive)
             if newest is None or (fresh and not alive) or self._is_free(newest[0], window):
-                begun: Run | RunResult | None = await self._create(
+                found_or_made: Run | Rollback | RunResult | None = await self._create(
                     program, packed, key, newest[0].run if newest else None, asked
                 )
             else:
-                begun = await self._take_up(program, packed, *newest, asked)
-            if begun is not None:
-                return begun
+                found_or_made = await self._take_up(program, packed, *newest, asked)
+            if found_or_made is not None:
+                return found_or_made
 
     def _is_free(self, row: RunRow, window: float | None) -> bool:
         """Say whether the key of this run is free for a new one."""
@@ -619,7 +663,7 @@ class Engine:
         row: RunRow,
         holder: Holder | None,
         asked: Asked,
-    ) -> Run | RunResult | None:
+    ) -> Run | Rollback | RunResult | None:
         """Go on with the newest run of a key, or give what it completed with."""
         if row.run_id in self._runs or (holder is not None and holder.alive):
             raise AlreadyRunning(
@@ -635,18 +679,20 @@ class Engine:
             return self._stored_result(loaded)
         self._check_definition(loaded, program, force=False)
         try:
+            if row.status == RunStatus.ROLLING_BACK:
+                return await self._undo(loaded)
             return await self._claim(loaded, program, snapshot, stored, asked)
         except RunLocked as locked:
             raise AlreadyRunning(locked.run_id, locked.holder, locked.since) from None
 
     async def _go_on(self, run_id: str, asked: Asked, raise_on_failure: bool = True) -> RunResult:
-        run: Run | None = None
+        run: Run | Rollback | None = None
         while run is None:
-            loaded = await self._load(run_id)
-            if run_id in self._runs or (loaded.holder is not None and loaded.holder.alive):
-                since = None if loaded.holder is None else to_datetime(loaded.holder.started_at)
-                raise RunLocked(run_id, str(loaded.holder or "this process"), since)
+            loaded = await self._unowned(run_id)
             snapshot = Snapshot(loaded.records)
+            if loaded.row.status == RunStatus.ROLLING_BACK and asked.retry is None:
+                run = await self._undo(loaded)
+                continue
             if self._is_over(loaded, snapshot, asked):
                 return self._stored_result(loaded)
             program = self._program_of(loaded, force=asked.force)
@@ -662,11 +708,42 @@ class Engine:
     def _is_over(self, loaded: Loaded, snapshot: Snapshot, asked: Asked) -> bool:
         """Say whether there is nothing to go on with: the stored result is all there is."""
         status = RunStatus(loaded.row.status)
-        if status is RunStatus.ROLLED_BACK:
-            raise RolledBack(loaded.row.run_id)
+        self._refuse_undone(loaded)
         if status is RunStatus.CANCELLED and asked.retry is None:
             raise RunCancelled(loaded.row.run_id, snapshot.cancel_by or "")
         return status is RunStatus.COMPLETED and not (asked.retry or asked.code_changed)
+
+    @staticmethod
+    def _refuse_undone(loaded: Loaded) -> None:
+        """Raise RolledBack if what the run had done was undone, or is being undone."""
+        if loaded.row.status in {RunStatus.ROLLED_BACK, RunStatus.ROLLING_BACK}:
+            under_way = loaded.row.status == RunStatus.ROLLING_BACK
+            raise RolledBack(loaded.row.run_id, under_way=under_way)
+
+    async def _unowned(self, run_id: str) -> Loaded:
+        """Give a stored run that nobody drives, or raise RunLocked."""
+        loaded = await self._load(run_id)
+        if run_id in self._runs or (loaded.holder is not None and loaded.holder.alive):
+            since = None if loaded.holder is None else to_datetime(loaded.holder.started_at)
+            raise RunLocked(run_id, str(loaded.holder or "this process"), since)
+        return loaded
+
+    async def _undo(
+        self, loaded: Loaded, to: str | Callable[..., Any] | None = None, accept: bool = False
+    ) -> Rollback | None:
+        """Take a run over to roll it back, or to go on with that; None if it was written to meanwhile."""
+        row, services = loaded.row, self._services
+        program = self._program_of(loaded)
+        self._check_definition(loaded, program, force=False)
+        to = program.id_of(to) if callable(to) else to
+        record = opening(program.body, loaded, to, accept, self._clock.now())
+        nobodys, context = Owned(0, self._session, 0), copy_context()
+        undoing = Rollback(services, program.body, row.run_id, row.workflow, nobodys, context)
+        guard = Claim(row.run, self._session, _last(loaded), takes_key=False)
+        outcome = await self._open_run(undoing, guard, [record], None)
+        if isinstance(outcome, Refused):
+            return self._refused(loaded, outcome)
+        return undoing
 
     async def _claim(
         self,
@@ -740,7 +817,7 @@ class Engine:
         )
 
     async def _open_run(
-        self, run: Run, guard: NewRun | Claim, records: list[Record], definition: Definition | None
+        self, run: Run | Rollback, guard: NewRun | Claim, records: list[Record], definition: Definition | None
     ) -> Committed | Refused:
         """Write the unit that makes or claims a run; from then on it is ours to attend."""
         self._check_open()  # it may have been closed while the store was asked
@@ -777,7 +854,7 @@ class Engine:
         finally:
             self._pool.free -= 1
 
-    async def _attend(self, run: Run) -> RunResult:
+    async def _attend(self, run: Run | Rollback) -> RunResult:
         """Wait for the end of a run; if the caller is cancelled, the run is interrupted first."""
         try:
             await asyncio.shield(run.ended)
@@ -787,19 +864,24 @@ class Engine:
             raise
         return await to_its_end(self._attended(run))
 
-    async def _attended(self, run: Run) -> RunResult:
+    async def _attended(self, run: Run | Rollback) -> RunResult:
         await self._until_ended(run)
         self._runs.pop(run.run_id, None)
+        undoing = run if isinstance(run, Rollback) else run.undoing
         if run.error is not None:
-            await self._last_words(run)
+            if isinstance(run, Run) and undoing is None:
+                await self._last_words(run)
             if isinstance(run.error, StoreError) and run.failures:
                 raise RunFailed(run.run_id, run.failures) from run.error
             raise run.error
+        if undoing is not None:
+            return self._undone_result(run, undoing)
+        assert isinstance(run, Run)
         if run.lost:
             raise run.lost[0]
         return self._live_result(run)
 
-    async def _until_ended(self, run: Run) -> None:
+    async def _until_ended(self, run: Run | Rollback) -> None:
         """Wait for the end of a run; a cancelled caller waits with it."""
         await asyncio.wait([run.ended])
 
@@ -840,6 +922,20 @@ class Engine:
             run.run_id, run.workflow, run.status, run.reason, outputs, run.unhandled(), run.executed,
             Lazily(reused), Stats(commits, self._clock.monotonic() - began, waits), run.ids,
         )  # fmt: skip
+
+    def _undone_result(self, run: Run | Rollback, undoing: Rollback) -> RunResult:
+        """Give the result of a run that was rolled back in this call, as it is stored."""
+        assert undoing.loaded is not None  # else there were an error
+        result = self._stored_result(undoing.loaded)
+        result.stats = Stats(undoing.commits, self._clock.monotonic() - run.began, array("d"))
+        if isinstance(run, Run):  # it ran here too
+            executed = set(run.executed)
+            result.executed = run.executed
+            result.reused = [path for path in result.reused if path not in executed]
+            result.stats = Stats(run.commits + undoing.commits, result.stats.seconds, run.waits)
+            result.failures = run.unhandled()
+        result.failures |= undoing.failures
+        return result
 
     def _stored_result(self, loaded: Loaded) -> RunResult:
         """Give the result of a run from what is stored of it."""
@@ -1082,8 +1178,18 @@ def _executor(name: str, concurrency: int) -> Executor:
 
 
 def _raise_if_bad(result: RunResult) -> None:
-    if result.status is RunStatus.FAILED:
-        error = RunFailed(result.run_id, result.failures, f"it failed ({result.reason})")
+    status, run_id = result.status, result.run_id
+    if status is RunStatus.ROLLED_BACK and result.reason == ASKED:
+        return
+    if status in {RunStatus.FAILED, RunStatus.ROLLED_BACK, RunStatus.ROLLING_BACK}:
+        advice = ""
+        if status is RunStatus.ROLLED_BACK:
+            advice = "What it had done is undone: mend the cause, then start a new run."
+        elif status is RunStatus.ROLLING_BACK:
+            advice = (
+                f"Not all of what it had done is undone: `dagresume rollback {run_id}` goes on with that."
+            )
+        error = RunFailed(run_id, result.failures, f"it failed ({result.reason})", advice)
         cause = next((f.exception for f in result.failures.values() if f.exception is not None), None)
         raise error from cause
     if result.status is RunStatus.CANCELLED:

@@ -34,6 +34,7 @@
     │   ├── VersionMismatch
     │   ├── UncertainNode
     │   │   └── OnceUncertain           a call made once began, nobody knows how it ended
+    │   ├── Irreversible            a rollback could not undo everything
     │   ├── AttemptsExhausted
     │   ├── RolledBack
     │   └── WorkflowNotRegistered
@@ -149,7 +150,9 @@ class MutatedInput(InputError):
 class RunFailed(DagresumeError):
     """One or more nodes failed for good; `.run_id`, `.failures` ({path: NodeFailure}, definition order)."""
 
-    def __init__(self, run_id: str, failures: Mapping[str, NodeFailure], note: str = "") -> None:
+    def __init__(
+        self, run_id: str, failures: Mapping[str, NodeFailure], note: str = "", advice: str = ""
+    ) -> None:
         self.run_id, self.failures = run_id, dict(failures)
         first = next(iter(self.failures.values()), None)
         if first is None:
@@ -157,10 +160,11 @@ class RunFailed(DagresumeError):
         else:
             more = f" (and {len(self.failures) - 1} more)" if len(self.failures) > 1 else ""
             what = f"{first.path} failed: {first.type}: {_one_line(first.message)}{more}"
-        super().__init__(
-            f"run {run_id}: {what}. Finished work is kept: mend the cause, then"
-            f" `dagresume resume {run_id}` or engine.resume({run_id!r}) runs what is missing."
+        advice = advice or (
+            f"Finished work is kept: mend the cause, then `dagresume resume {run_id}` or"
+            f" engine.resume({run_id!r}) runs what is missing."
         )
+        super().__init__(f"run {run_id}: {what}. {advice}")
 
 
 class RunCancelled(DagresumeError):
@@ -383,12 +387,32 @@ class UncertainNode(RecoveryRefused):
 
     def __init__(self, run_id: str, paths: Sequence[str]) -> None:
         self.run_id, self.paths = run_id, tuple(paths)
-        shown = ", ".join(self.paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
         super().__init__(
-            f"run {run_id}: nobody knows whether {shown} took effect (started, not known to have ended, not"
-            f" idempotent). Look, then say what it did: `dagresume resolve {run_id} {self.paths[0]}"
-            f" --output … | --failed …`; or run it again: `dagresume retry {run_id}`; or give the node a"
-            " reconcile= that can tell."
+            f"run {run_id}: nobody knows whether {_listed(self.paths)} took effect (started, not known to"
+            f" have ended, not idempotent). Look, then say what it did: `dagresume resolve {run_id}"
+            f" {self.paths[0]} --output … | --failed …`; or run it again: `dagresume retry {run_id}`; or give"
+            " the node a reconcile= that can tell."
+        )
+
+
+class Irreversible(RecoveryRefused):
+    """A rollback would leave effects behind; nothing was undone. `.run_id`, `.paths`, `.uncertain`.
+
+    `paths` completed, are not idempotent and have no `compensate=`; of `uncertain` nobody knows whether they
+    took effect.
+    """
+
+    def __init__(self, run_id: str, paths: Sequence[str], uncertain: Sequence[str] = ()) -> None:
+        self.run_id, self.paths, self.uncertain = run_id, tuple(paths), tuple(uncertain)
+        told = []
+        if paths:
+            told.append(f"what {_listed(self.paths)} did cannot be undone (not idempotent, no compensate=)")
+        if uncertain:
+            told.append(f"nobody knows whether {_listed(self.uncertain)} took effect")
+        super().__init__(
+            f"run {run_id}: {', and '.join(told)}. Nothing was undone. To leave that as it is and undo the"
+            f" rest: `dagresume rollback {run_id} --accept-irreversible` or"
+            f" engine.rollback({run_id!r}, accept_irreversible=True)."
         )
 
 
@@ -432,14 +456,21 @@ class AttemptsExhausted(RecoveryRefused):
 
 
 class RolledBack(RecoveryRefused):
-    """What the run had done was undone, so there is nothing to go on with; `.run_id`."""
+    """What the run had done was undone, or is being undone, so nothing of it runs again; `.run_id`."""
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, *, under_way: bool = False) -> None:
         self.run_id = run_id
-        super().__init__(
-            f"run {run_id} was rolled back: what it had done is undone. Start a new run, or fork it:"
-            f" `dagresume fork {run_id}`"
-        )
+        if under_way:
+            told = (
+                "is being rolled back, so nothing of it runs again. Go on with that:"
+                f" `dagresume rollback {run_id}`"
+            )
+        else:
+            told = (
+                "was rolled back: what it had done is undone. Start a new run, or fork it:"
+                f" `dagresume fork {run_id}`"
+            )
+        super().__init__(f"run {run_id} {told}")
 
 
 class WorkflowNotRegistered(RecoveryRefused):
@@ -490,6 +521,10 @@ class EngineClosed(DagresumeError):
 
     def __init__(self) -> None:
         super().__init__("the engine is not open. Use it inside `async with Engine(…) as engine:`")
+
+
+def _listed(paths: Sequence[str]) -> str:
+    return ", ".join(paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
 
 
 def _one_line(text: str) -> str:

@@ -151,6 +151,8 @@ AGAIN: Final = "again"  # reason: it was blocked, and receives now what it had c
 ONCE_UNCERTAIN: Final = "once_uncertain"  # reason: a call made once began and nobody knows how it ended
 RETRY: Final = "retry"  # reason of a failed attempt that is tried again by itself at data.retry_at
 UNDO_FAILED_REASON: Final = "compensation_failed"
+UNDO_RESTS: Final = frozenset({UNDO_FAILED_REASON, "cancelled", "shutdown", "not_stored"})
+"""Reasons with which a run that rolls back is let go of: somebody has to go on with it."""
 CONDITION: Final = "condition"  # reason of a skip: `when=` said no
 HELD: Final = "held"  # reason of a wait: completed, its input changed, not idempotent; data.kept: its output
 
@@ -222,7 +224,7 @@ def releases(record: Record) -> bool:
     One that rolls back keeps it, until it says that not everything could be undone.
     """
     return _RUN_STATUS.get(record.kind, RunStatus.RUNNING) not in _KEPT or (
-        record.kind == RUN_ROLLING_BACK and record.reason == UNDO_FAILED_REASON
+        record.kind == RUN_ROLLING_BACK and record.reason in UNDO_RESTS
     )
 
 

@@ -18,7 +18,7 @@ from dagresume.planner import Vertex
 from dagresume.policy import ItemFailure, Join, NodeFailure, Settled, tolerated
 from dagresume.results import Stored
 
-__all__ = ["NULL", "NULL_DIGEST", "Feed", "cell_of", "item_failure"]
+__all__ = ["NULL", "NULL_DIGEST", "PASSED", "Feed", "cell_of", "item_failure"]
 
 PASSED: Final = "passed"  # reason: the item was handed on uncalled, since there was nothing to call it with
 NULL: Final = "null"

@@ -25,7 +25,17 @@ from dagresume.planner import Vertex
 from dagresume.policy import NodeFailure
 from dagresume.pool import Gate, Pool, Source
 from dagresume.results import Stored
-from dagresume.store import Claim, Committed, LogLine, NewRun, OnceFound, Outcome, Owned, SqlFailed
+from dagresume.store import (
+    Claim,
+    Committed,
+    Loaded,
+    LogLine,
+    NewRun,
+    OnceFound,
+    Outcome,
+    Owned,
+    SqlFailed,
+)
 
 __all__ = [
     "OPEN",
@@ -61,6 +71,7 @@ class Services:
     pool: Pool
     clock: Clock
     executor: Callable[[str], Executor]
+    load: Callable[[str], Awaitable[Loaded | None]]
     fetch: Callable[[str, Sequence[Stored]], Awaitable[list[str]]]
     spill: Callable[[str, str], Awaitable[str]]
     spill_bytes: int | None

@@ -27,6 +27,7 @@ __all__ = [
     "Settled",
     "Trigger",
     "Value",
+    "asked_to_wait",
     "join",
     "tolerated",
 ]
@@ -202,6 +203,19 @@ class RetryAfter(Exception):
     def __init__(self, seconds: float, message: str = "") -> None:
         self.retry_after = float(seconds)
         super().__init__(message or f"the other side asks for {seconds:g} s")
+
+
+_LONGEST_WAIT: Final = 7 * 86_400.0  # seconds; who asks for more does not mean it
+
+
+def asked_to_wait(error: BaseException) -> float:
+    """Give the seconds that the other side asks to be left alone for (`retry_after`), 0 if it does not."""
+    try:
+        asked = getattr(error, "retry_after", None)
+    except Exception:  # a property of somebody else's error
+        return 0.0
+    sound = isinstance(asked, int | float) and 0 < asked < _LONGEST_WAIT
+    return float(asked) if sound and asked is not None else 0.0
 
 
 class _NotDone:

@@ -44,7 +44,7 @@ from dagresume.jobs import CURRENT, OPEN, Cells, Input, Job, Opening, Raw, Seale
 from dagresume.notes import Notes
 from dagresume.observe import log, tell
 from dagresume.planner import NOT_STORABLE, RECONCILE, Body, Vertex, decide, is_body
-from dagresume.policy import NOT_DONE, Budget, NodeFailure, Settled
+from dagresume.policy import NOT_DONE, Budget, NodeFailure, Settled, asked_to_wait
 from dagresume.pool import Pool
 from dagresume.results import Cell, Stored
 from dagresume.scopes import Scope
@@ -61,12 +61,11 @@ from dagresume.store import (
     SqlFailed,
     StoreFailed,
 )
+from dagresume.undo import Rollback
 from dagresume.waits import Waits
 from dagresume.workflow import Binding, Source
 
 __all__ = ["Run", "start_ready"]
-
-_LONGEST_WAIT: Final = 7 * 86_400.0  # seconds; who asks for more does not mean it
 
 _STATUS: Final = {
     ev.RUN_COMPLETED: RunStatus.COMPLETED,
@@ -111,6 +110,7 @@ class Run:
         self.status = RunStatus.RUNNING
         self.reason: str | None = None
         self.error: BaseException | None = None
+        self.undoing: Rollback | None = None  # once it has failed, with on_failure="rollback"
         self.stopping: tuple[str, str | None, str] | None = None  # kind of the run's end, reason, by whom
         self.live: set[Job] = set()
         self.waiting = 0  # its sources in the pool's queue or parked at a limit; counted by the pool
@@ -588,6 +588,8 @@ class Run:
         if self.error is not None:
             return  # nothing is written any more
         if job.began:
+            if kind == ev.RUN_FAILED and not job.vertex.idempotent:
+                self.uncertain.append(job.path)
             cancelled = kind == ev.RUN_CANCELLED or (kind == ev.RUN_FAILED and job.vertex.idempotent)
             self.hand_over(
                 Step(self, [self.record(ev.CANCELLED if cancelled else ev.INTERRUPTED, job, reason)])
@@ -620,7 +622,7 @@ class Run:
     def _again_later(self, job: Job, error: BaseException) -> None:
         """Another attempt is due: by itself, after a while, and without holding a slot meanwhile."""
         wait = job.vertex.retry.wait(job.tries)
-        asked = _asked_to_wait(error)
+        asked = asked_to_wait(error)
         wait = max(wait, asked)
         if asked and job.gate is not None:
             job.gate.pause(asked)
@@ -659,7 +661,7 @@ class Run:
         if isinstance(error, asyncio.CancelledError):
             error = asyncio.CancelledError("cancelled from inside: the body raised CancelledError by itself")
         failure = tell(job.path, job.attempt, error, reason)
-        if (asked := _asked_to_wait(error)) and job.gate is not None:
+        if (asked := asked_to_wait(error)) and job.gate is not None:
             job.gate.pause(asked)
         log.info("node failed", run=self.run_id, path=job.path, attempt=job.attempt, error=failure.message)
         step = Step(self, [self.record(ev.FAILED, job, reason, **failure.facts)])
@@ -948,6 +950,9 @@ class Run:
         """Start nothing more; bodies under way have `grace` seconds (None: all they need), then they are
         cancelled. `ended` tells when it is done.
         """
+        if self.undoing is not None:
+            self.undoing.stop(kind, reason, by, grace)
+            return
         if self.ended.done() or (self.stopping is not None and not self._draining):
             return
         self._draining = grace is None
@@ -1019,7 +1024,8 @@ class Run:
 
     def _check(self) -> None:
         """If nothing of the run is under way, it has ended, or is stuck."""
-        if self.ended.done() or self.live or self._inflight or self._background:
+        over = self.ended.done() or self.undoing is not None
+        if over or self.live or self._inflight or self._background:
             return
         if self.error is not None:
             self._finish(RunStatus.INTERRUPTED)
@@ -1047,6 +1053,8 @@ class Run:
             self.stop(ev.RUN_WAITING, self.desk.reason)
 
     def _end(self, kind: str, reason: str | None, **facts: Any) -> None:
+        if kind == ev.RUN_FAILED and self._on_failure == "rollback" and not (self.error or self.uncertain):
+            kind = ev.RUN_ROLLING_BACK
         if kind == ev.RUN_WAITING:
             facts |= {"wake_at": self.desk.wake_at, "read": self.desk.read}
         step = Step(self, [ev.run_record(kind, self.now(), reason, **facts, **self._total())])
@@ -1058,8 +1066,25 @@ class Run:
         for timer in (self._deadline, self._last_call):
             if timer is not None:
                 timer.cancel()
-        if not self.ended.done():
+        if status is RunStatus.ROLLING_BACK and self.undoing is None:
+            self._undo()
+        elif not self.ended.done():
             self.ended.set_result(None)
+
+    def _undo(self) -> None:
+        """It has failed and says itself that it rolls back then: the run ends when that has."""
+        undoing = self.undoing = Rollback(
+            self.services, self.body, self.run_id, self.workflow, self.owned, self.context
+        )
+        undoing.ended.add_done_callback(self._undone)
+        undoing.follow()
+        if self.stopping is not None:
+            undoing.stop(*self.stopping)
+
+    def _undone(self, _: asyncio.Future[None]) -> None:
+        assert self.undoing is not None
+        self.reason, self.error = self.undoing.reason, self.undoing.error
+        self._finish(self.undoing.status)
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something beside the bodies; the run does not end before it has."""
@@ -1195,16 +1220,6 @@ def _limit(job: Job, scope: anyio.CancelScope, timeout: float) -> None:
 def _from_outside(job: Job, error: BaseException) -> bool:
     """Say whether somebody else cancelled the task of a body: its effect may have happened."""
     return isinstance(error, asyncio.CancelledError) and job.task is not None and job.task.cancelling() > 0
-
-
-def _asked_to_wait(error: BaseException) -> float:
-    """Give the seconds that the other side asks to be left alone for (`retry_after`), 0 if it does not."""
-    try:
-        asked = getattr(error, "retry_after", None)
-    except Exception:  # a property of somebody else's error
-        return 0.0
-    sound = isinstance(asked, int | float) and 0 < asked < _LONGEST_WAIT
-    return float(asked) if sound and asked is not None else 0.0
 
 
 def _is_ctrl_c(job: Job, error: BaseException) -> bool:

@@ -192,12 +192,14 @@ class NewRun:
 class Claim:
     """The run is unowned or its owner dead, and nothing was written to it after `seen`. Raises the epoch.
 
-    Taking back the key of a run that gave it up is refused while a newer run holds it.
+    Taking back the key of a run that gave it up is refused while a newer run holds it. `takes_key` False: the
+    run needs no key any more, and leaves it as it is.
     """
 
     run: int
     session: int
     seen: int
+    takes_key: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -627,7 +629,7 @@ class MemoryStore:
         if records and (records[-1].seq or 0) > guard.seen:
             return Refused("changed", holder, row.run_id)
         rivals = [other for other in self._of_key(row.workflow, row.key) if other.holds_key]
-        if rivals and not row.holds_key:
+        if rivals and guard.takes_key and not row.holds_key:
             return Refused("key_taken", self._holder(rivals[-1]), rivals[-1].run_id)
         return None
 
@@ -672,8 +674,9 @@ class MemoryStore:
         return run
 
     def _take(self, guard: Claim, unit: Unit) -> int:
-        epoch = self._book.rows[guard.run].epoch + 1
-        self._set(guard.run, owner=guard.session, epoch=epoch, holds_key=1)
+        row = self._book.rows[guard.run]
+        holds = int(guard.takes_key or row.holds_key)
+        self._set(guard.run, owner=guard.session, epoch=row.epoch + 1, holds_key=holds)
         return guard.run
 
     def _use(self, guard: Unique, unit: Unit) -> int:

@@ -11,6 +11,8 @@ from typing import Any
 from dagresume.clock import to_datetime
 from dagresume.events import (
     FAILED,
+    UNDO_FAILED,
+    UNDO_FAILED_REASON,
     WAITING,
     NodeStatus,
     Record,
@@ -68,17 +70,20 @@ def run_info(row: RunRow, holder: Holder | None, loaded: Loaded | None = None) -
     status, reason = RunStatus(row.status), row.reason
     if status is RunStatus.RUNNING and (holder is None or not holder.alive):
         status, reason = RunStatus.INTERRUPTED, "owner_died"
+    elif status is RunStatus.ROLLING_BACK and holder is not None and not holder.alive:
+        reason = "owner_died"
     nodes = {} if loaded is None else _nodes(loaded, live=status is RunStatus.RUNNING)
     failures = {
         p: n.failure for p, n in nodes.items() if n.failure is not None and n.status is NodeStatus.FAILED
     }
+    undos = {p: n.failure for p, n in nodes.items() if n.failure and n.reason == UNDO_FAILED_REASON}
     nodes = _with_waiting(nodes, live=status is RunStatus.RUNNING)
     return RunInfo(
         row.run_id, row.workflow, row.version, row.key, status, reason,
         to_datetime(row.created_at), to_datetime(row.updated_at),
         None if row.finished_at is None else to_datetime(row.finished_at),
         str(holder) if holder is not None and holder.alive else None, row.source, nodes,
-        _only_unhandled(failures, nodes, loaded),
+        _only_unhandled(failures, nodes, loaded) | undos,
     )  # fmt: skip
 
 
@@ -101,8 +106,18 @@ def _nodes(loaded: Loaded, *, live: bool) -> dict[str, NodeInfo]:
             found = _node(snapshot.paths[path], live=live)
             if path == id_ and found.status is NodeStatus.PENDING:
                 found = replace(found, status=_unborn(node, nodes))
+            undo = snapshot.undone.get(path)
+            if undo is not None and found.status is not NodeStatus.COMPENSATED:
+                found = _half_undone(found, undo)
             nodes[path] = found
     return nodes
+
+
+def _half_undone(node: NodeInfo, undo: Record) -> NodeInfo:
+    """A path whose undo was begun, and failed or did not end yet, stands as before."""
+    if undo.kind == UNDO_FAILED and undo.reason == UNDO_FAILED_REASON:
+        return replace(node, reason=undo.reason, failure=failure_of(undo))
+    return replace(node, reason="undo_started")
 
 
 def _with_waiting(nodes: dict[str, NodeInfo], *, live: bool) -> dict[str, NodeInfo]:

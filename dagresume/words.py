@@ -92,10 +92,12 @@ NODE_REASONS: Final[Mapping[str, str]] = {
     "abandoned": "Its thread did not stop in time; nobody knows whether it took effect.",
     "asked": "A person asked for it to run again.",
     "cancelled": "Stopped while it was running.",
+    "compensation_failed": "It stands: its undo failed.",
     "error": "Its function raised an error.",
     "failed_in_row": "Not started: too many items before it failed in a row.",
     "fail_fast": "Stopped because another node failed.",
     "held": "Held for a person: completed, its input changed, and it is not idempotent.",
+    "inner_undone": "What is inside it was undone.",
     "input_changed": "Runs again: its input changed.",
     "input_lost": "Not started: a stored value it needs could not be read.",
     "interrupted": "Cut off while it was running.",
@@ -113,12 +115,14 @@ NODE_REASONS: Final[Mapping[str, str]] = {
     "stopped": "Not started: the run was stopped first.",
     "timeout": "It took longer than its timeout.",
     "trigger": "The nodes above it did not end as its trigger asks.",
+    "undo_started": "Its undo was begun, and is not known to have ended.",
     "upstream_failed": "Something it needs has failed.",
 }
 """Reason of a path's status → why it is so."""
 
 RUN_REASONS: Final[Mapping[str, str]] = {
     "approval": "a person has to approve",
+    "asked": "a person asked for it",
     "budget": "its budget is used up",
     "cancelled": "it was cancelled",
     "compensation_failed": "not everything could be undone",
@@ -134,6 +138,7 @@ RUN_REASONS: Final[Mapping[str, str]] = {
     "sleep": "it waits until a time is over",
     "shutdown": "its process was asked to stop",
     "stuck": "no node could go on",
+    "timeout": "it took longer than its timeout",
     "uncertain": "nobody knows whether a path took effect",
 }
 """Reason of a run's status → why, as the end of a sentence."""

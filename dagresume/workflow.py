@@ -24,7 +24,7 @@ from dagresume.errors import (
 )
 from dagresume.policy import TRIGGERS, Budget, Recovery, Retry, Trigger, Value
 
-__all__ = ["Binding", "Graph", "Node", "Source", "Workflow", "nearest"]
+__all__ = ["Binding", "Graph", "Node", "Source", "Workflow", "is_async", "nearest"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 Executor = Literal["loop", "thread", "process", "dask", "ray"]
@@ -185,7 +185,8 @@ class Workflow:
 
     `idempotent` and `retry` are the defaults of its nodes; `inputs` (name → type) declares the run inputs,
     else they are what the nodes' parameters ask for; `output` names the node whose output is the workflow's.
-    Nodes are added with `@wf.node`; they may be declared in any order.
+    `on_failure="rollback"`: a run that fails undoes at once what its nodes have a `compensate=` for. Nodes
+    are added with `@wf.node`; they may be declared in any order.
     """
 
     def __init__(
@@ -235,6 +236,8 @@ class Workflow:
         Each parameter is fed in this order: annotated `Context` → the context; named in `args` → that parent,
         run input or `Value`; named in `for_each` → one item of that parent or run input; the id of another
         node → its output; else a run input (a default makes it optional).
+
+        `compensate`: a function over (output, ctx) that undoes what the node did, for `Engine.rollback`.
 
         Raises DefinitionError (DuplicateNode, BindingError) for what cannot work whatever else is declared.
         """
@@ -606,7 +609,7 @@ def _check_when(node: Node, names: set[str]) -> None:
     """`when=` may ask for what the node itself receives."""
     if node.when is None:
         return
-    if not callable(node.when) or _is_async(node.when):
+    if not callable(node.when) or is_async(node.when):
         raise DefinitionError(f"node {node.id!r}: when= takes a plain function over its parameters.")
     for parameter in inspect.signature(node.when).parameters.values():
         optional = parameter.default is not parameter.empty or parameter.kind is parameter.VAR_KEYWORD
@@ -742,7 +745,7 @@ def _signature(node_id: str, fn: Callable[..., Any], scope: Mapping[str, Any]) -
         has_default = parameter.default is not parameter.empty
         keyword = parameter.kind is parameter.KEYWORD_ONLY
         parameters.append((parameter.name, resolve(parameter.annotation), has_default, keyword))
-    return Signature(tuple(parameters), resolve(signature.return_annotation), accepts_any, _is_async(fn))
+    return Signature(tuple(parameters), resolve(signature.return_annotation), accepts_any, is_async(fn))
 
 
 def _unwrap(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -760,7 +763,7 @@ def _unwrap(fn: Callable[..., Any]) -> Callable[..., Any]:
         fn = inner
 
 
-def _is_async(fn: Callable[..., Any]) -> bool:
+def is_async(fn: Callable[..., Any]) -> bool:
     while callable(inner := getattr(fn, "func", None)):
         fn = inner
     if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(inspect.unwrap(fn)):

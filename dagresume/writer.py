@@ -400,12 +400,12 @@ class Writer(Worker):
         newer = "SELECT 1 FROM dagresume_events WHERE seq > ? AND +run = ? LIMIT 1"
         if self.execute(newer, [guard.seen, row.run]).fetchone():
             return Refused("changed", owner, row.run_id)
-        if row.key is not None and not row.holds_key:
+        if row.key is not None and guard.takes_key and not row.holds_key:
             rival = self._of_key(row.workflow, row.key, "AND holds_key = 1")
             if rival:
                 return self._key_taken(rival)
-        take = "UPDATE dagresume_runs SET owner = ?, epoch = epoch + 1, holds_key = 1 WHERE run = ?"
-        self.execute(take, [guard.session, row.run])
+        take = "UPDATE dagresume_runs SET owner = ?, epoch = epoch + 1, holds_key = ? WHERE run = ?"
+        self.execute(take, [guard.session, int(guard.takes_key or row.holds_key), row.run])
         return _Place(row.run, row.epoch + 1)
 
     def _orphaned(self, guard: Orphaned, unit: Unit) -> Refused | _Place:

@@ -30,6 +30,7 @@ COMMANDS: Final = {
         "plans",
         "Show what a resume would do with each path, why, and what it saves; nothing is executed.",
     ),
+    "rollback": ("undoing", "Undo what a run has done, the last first; with --to only what is below a path."),
     "list": ("reading", "List the runs, newest first."),
     "show": ("reading", "Show one run: the state of each node, and what failed."),
     "cancel": ("reading", "Cancel a run; it never resumes by itself after that."),

@@ -134,7 +134,7 @@ class Here:
         options = []
         if self.db != DEFAULT_DB or os.environ.get("DAGRESUME_DB"):
             options += ["--db", shlex.quote(self.db)]
-        if name in {"resume", "retry", "plan"}:
+        if name in {"resume", "retry", "plan", "rollback"}:
             options += [word for app in self.apps for word in ("--app", shlex.quote(app))]
         if name in {"resume", "retry"}:
             options += [word for limit in self.limits for word in ("--limit", shlex.quote(limit))]

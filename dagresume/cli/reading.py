@@ -27,14 +27,17 @@ from dagresume.cli.summary import as_failure, as_run, place_of, print_failures, 
 from dagresume.cli.targets import apps
 from dagresume.clock import to_datetime
 from dagresume.engine import Engine
-from dagresume.events import RunStatus
+from dagresume.events import UNDO_FAILED_REASON, RunStatus
 from dagresume.store import LogLine
 from dagresume.views import NodeInfo, RunInfo
 
 __all__ = ["group"]
 
 group = commands()
-ORDER: Final = ("completed", "running", "waiting", "failed", "interrupted", "cancelled", "skipped", "pending")
+ORDER: Final = (
+    "completed", "running", "waiting", "failed", "interrupted", "cancelled", "skipped", "pending",
+    "compensated",
+)  # fmt: skip
 TRACEBACKS: Final = 3
 
 
@@ -169,8 +172,9 @@ def _why(node: NodeInfo, items: Mapping[str, int] | None) -> str:
     if items is not None:
         in_words = ", ".join(f"{items[status]:,} {status}" for status in ORDER if items.get(status))
         return f"{words.counted(sum(items.values()), 'item')}: {in_words}"
+    undone = words.node_reason(reason) if reason == UNDO_FAILED_REASON else ""
     asked = f" {clean(node.waits_for)}" if node.waits_for else ""
-    return told or words.node_reason(reason) + asked
+    return " ".join(filter(None, (undone, told))) or words.node_reason(reason) + asked
 
 
 def _counts(info: RunInfo) -> dict[str, Counter[str]]:
@@ -249,6 +253,8 @@ def cancel(
     if after.status.final and after.status is not RunStatus.CANCELLED:
         when = "already" if before.status.final else "by now"
         raise Problem(f"run {after.run_id} is {after.status} {when}; nothing was cancelled", REFUSED)
+    if after.status is RunStatus.ROLLING_BACK:
+        raise Problem(f"run {after.run_id} is being rolled back; that is not cancelled", REFUSED)
     if as_json:
         return
     if before.status is RunStatus.CANCELLED:

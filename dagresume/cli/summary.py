@@ -12,7 +12,7 @@ from dagresume import words
 from dagresume.cli.command import FAILED, INTERRUPTED, WAITING, Here
 from dagresume.cli.screen import STYLES, clean, line, picture, print_json, say
 from dagresume.errors import NoOutput
-from dagresume.events import RunStatus, segments
+from dagresume.events import UNDO_FAILED_REASON, RunStatus, segments
 
 if TYPE_CHECKING:
     from dagresume.policy import NodeFailure
@@ -107,13 +107,14 @@ def _outputs(result: RunResult, wf: Workflow | None) -> list[tuple[str, str]]:
 
 def print_failures(failures: Mapping[str, NodeFailure], here: Here, run_id: str) -> None:
     """Print failures, those that are alike together."""
-    alike: dict[tuple[str, str, str, str], list[NodeFailure]] = {}
+    alike: dict[tuple[str, str, str, str, str], list[NodeFailure]] = {}
     for failure in failures.values():
         place = place_of(failure)
-        alike.setdefault((_node(failure.path), failure.type, failure.message, place), []).append(failure)
+        how = "could not be undone" if failure.reason == UNDO_FAILED_REASON else "failed"
+        alike.setdefault((_node(failure.path), how, failure.type, failure.message, place), []).append(failure)
     groups = list(alike.items())
-    for (_, kind, message, place), same in groups[:MOST_FAILURES]:
-        say(("× ", "red"), (_paths(same), "bold"), f" failed{_attempts(same)}: {_error(kind, message)}")
+    for (_, how, kind, message, place), same in groups[:MOST_FAILURES]:
+        say(("× ", "red"), (_paths(same), "bold"), f" {how}{_attempts(same)}: {_error(kind, message)}")
         if place:
             say((f"  at {clean(place)}", "dim"))
     if len(groups) > MOST_FAILURES:
@@ -190,6 +191,7 @@ _NEXT: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         "To tell it that what it waits for has happened, and then go on:",
         ("signal EVENT --payload JSON", "resume"),
     ),
+    "rolling_back": ("Not everything is undone yet. Mend the cause, then undo the rest:", ("rollback",)),
     "waiting": ("To go on once what it waits for has come:", ("resume",)),
     "cancelled": ("It never resumes by itself. To open it again from a node:", ("retry --from NODE",)),
 }

@@ -518,6 +518,33 @@ class StoreContract:
         assert refused.holder is not None
         assert refused.holder.session == engine.session
 
+    async def test_a_run_that_needs_no_key_leaves_it_where_it_is(self, enter: Opener) -> None:
+        engine = await enter()
+        first = await engine.new("r1", key="k")
+        await engine.one(first, run_record("run.failed", START))
+        second = await engine.new("r2", key="k", saw=1)
+        await engine.one(second, run_record("run.completed", START))
+        for run in (1, 2):
+            seen = 4 if run == 1 else 5
+            claim = Claim(run, engine.session, seen, takes_key=False)
+            claimed = await engine.one(claim, run_record("run.rolling_back", START))
+            assert isinstance(claimed, Committed)
+            assert (claimed.run, claimed.epoch) == (run, 2)
+        assert [(await engine.row(r)).holds_key for r in ("r1", "r2")] == [0, 1]
+        assert [(await engine.row(r)).owner for r in ("r1", "r2")] == [engine.session] * 2
+
+    @pytest.mark.parametrize("reason", [None, "asked", "compensation_failed", "shutdown"])
+    async def test_a_run_that_rolls_back_is_kept_until_it_rests(
+        self, enter: Opener, reason: str | None
+    ) -> None:
+        engine = await enter()
+        first = await engine.new("r1", key="k")
+        await engine.one(first, run_record("run.rolling_back", START, reason))
+        row = await engine.row("r1")
+        kept = reason in {None, "asked"}
+        assert (row.status, row.owner) == ("rolling_back", engine.session if kept else None)
+        assert row.finished_at is None
+
     async def test_a_run_id_is_given_once(self, enter: Opener) -> None:
         engine = await enter()
         await engine.new()

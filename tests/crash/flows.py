@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dagresume import NOT_DONE, Context, Retry, Workflow
+from dagresume import NOT_DONE, Context, Retry, Value, Workflow
 
 WORLD = Path("world.log")
 
@@ -430,3 +430,59 @@ async def leaves(ctx: Context) -> int:
     if first_time("leaves"):
         die()
     return found
+
+
+# -- what can be undone ---------------------------------------------------------------------------------
+
+
+def is_broken() -> bool:
+    return Path("broken").exists() and not Path("mended").exists()
+
+
+def undoable(on_failure: Any = None) -> Workflow:
+    """A diamond, a map, a loop and an inner workflow, all of which can be undone, and a node that fails.
+
+    The undo of c fails until there is a file `mended`, if there is one called `broken`.
+    """
+    wf = Workflow("undoable", on_failure=on_failure)
+
+    async def undo(output: Any, ctx: Context) -> None:
+        leave(f"undoing {ctx.path} {ctx.idempotency_key}")
+        await asyncio.sleep(0.001)
+        if ctx.path == "c" and is_broken():
+            raise ConnectionError("the undo of c fails")
+        leave(f"undone {ctx.path} {output}")
+
+    async def numbers() -> list[int]:
+        return [1, 2, 3]
+
+    async def step(ctx: Context) -> str:
+        return ctx.path
+
+    async def item(n: int) -> int:
+        return n
+
+    async def grow(state: int) -> int:
+        return state + 1
+
+    async def fails() -> None:
+        raise ConnectionError("the end fails")
+
+    inner = Workflow("inner")
+    inner.node(id="x", compensate=undo)(step)
+    inner.node(id="y", depends_on="x", compensate=undo)(step)
+    wf.node(id="a", compensate=undo)(numbers)
+    wf.node(id="b", depends_on="a", compensate=undo)(step)
+    wf.node(id="c", depends_on="a", compensate=undo)(step)
+    wf.node(id="d", depends_on=("b", "c"), compensate=undo)(step)
+    wf.node(id="m", for_each={"n": "a"}, depends_on="d", compensate=undo)(item)
+    wf.loop(
+        "l", grow, initial=Value(0), until=lambda s: s == 2, max_iterations=3, depends_on="m", compensate=undo
+    )
+    wf.subworkflow("s", inner, depends_on="l")
+    wf.node(id="end", depends_on="s")(fails)
+    return wf
+
+
+undone_by_hand = undoable()
+undoes_itself = undoable("rollback")

@@ -119,3 +119,34 @@ async def stay(seconds: float = 60) -> None:
     async with Engine(DB):
         flows.leave("here")
         await asyncio.sleep(seconds)
+
+
+class _DiesAt(StoreWrapper):
+    """Ends the process before or after its n-th commit; counts them."""
+
+    def __init__(self, at: tuple[str, int] | None) -> None:
+        super().__init__(SQLiteStore(DB, synchronous="normal"))
+        self._at, self.count = at, 0
+
+    async def commit(self, units: Sequence[Unit]) -> list[Outcome]:
+        self.count += 1
+        if self._at == ("before", self.count):
+            os.kill(os.getpid(), signal.SIGKILL)
+        outcomes = await self.inner.commit(units)
+        if self._at == ("after", self.count):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return outcomes
+
+
+async def die_at(flow: str, how: str, at: Sequence[Any] | None = None) -> dict[str, Any]:
+    """Run a workflow, or roll back or resume its newest run, and die at this commit."""
+    wf = getattr(flows, flow)
+    store = _DiesAt(None if at is None else (at[0], at[1]))
+    async with Engine(workflows=[wf], store=store) as engine:
+        if how == "run":
+            result = await engine.run(wf, raise_on_failure=False)
+        else:
+            (newest,) = await engine.runs(limit=1)
+            options = {"raise_on_failure": False} if how == "resume" else {}
+            result = await getattr(engine, how)(newest.run_id, **options)
+    return {"status": result.status, "failures": list(result.failures), "commits": store.count}
