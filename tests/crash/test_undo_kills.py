@@ -1,6 +1,7 @@
 """B6, B136, B137: a rollback killed at any of its commits goes on in a new process with what is missing."""
 
 import shutil
+import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,7 +63,12 @@ def undoing(folder: Path) -> list[str]:
 
 def begun(folder: Path) -> set[str]:
     """The paths whose undo is durably begun, and not known to have ended."""
-    return {path for path, (kind, _) in autopsy(folder / "runs.db").last.items() if kind == "undo.started"}
+    conn = sqlite3.connect(folder / "runs.db")
+    rows = conn.execute(
+        "SELECT path, kind FROM dagresume_events WHERE path IS NOT NULL ORDER BY seq"
+    ).fetchall()
+    conn.close()
+    return {path for path, kind in dict(rows).items() if kind == "undo.started"}
 
 
 def points(commits: int) -> Iterator[tuple[str, int]]:
