@@ -49,6 +49,7 @@ from dagresume.errors import (
     WorkflowNotRegistered,
 )
 from dagresume.events import Event, NodeStatus, RunStatus
+from dagresume.explain import Explanation
 from dagresume.planner import Decision
 from dagresume.policy import (
     NOT_DONE,
@@ -87,6 +88,7 @@ __all__ = [
     "Engine",
     "EngineClosed",
     "Event",
+    "Explanation",
     "InputError",
     "InputsChanged",
     "ItemFailure",

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from dagresume.clock import to_datetime
@@ -143,6 +145,9 @@ _RUN_STATUS: Final[Mapping[str, RunStatus]] = {
 MOVED: Final = (
     "moved"  # reason: an item stands at another place of its list now; its output stays where it was
 )
+COPIED: Final = "copied"  # reason: a fork took the output over from another run
+MIGRATED: Final = "migrated"  # reason: it completed under an older version of the definition
+_NOT_AGAIN: Final = frozenset({MOVED, COPIED, MIGRATED})  # what such a record says was used up, was counted
 RETRY: Final = "retry"  # reason of a failed attempt that is tried again by itself at data.retry_at
 UNDO_FAILED_REASON: Final = "compensation_failed"
 CONDITION: Final = "condition"  # reason of a skip: `when=` said no
@@ -276,6 +281,11 @@ def segments(path: str) -> list[tuple[str, int | None]]:
     return found
 
 
+def names(path: str) -> str:
+    """Give a path without its indexes: `screen[3]/evaluate` → `screen/evaluate`."""
+    return "/".join(node for node, _ in segments(path)) if "[" in path else path
+
+
 def enclosing(path: str) -> list[str]:
     """Give what encloses a path, innermost first: `a[1]/b[2]` → `a[1]/b`, `a[1]`, `a`."""
     found = []
@@ -309,7 +319,8 @@ class Snapshot:
     budget. `decisions` and `resolutions` are the last letter of each path, `signals` those that no wait has
     taken, by seq; `read` is the seq of the last letter. `used` is what all attempts used up, `budget` what a
     person set. `permitted`: nodes of which a person said that they run again if their input changes ("*":
-    all). `undone`: the last record of every undo that was begun.
+    all). `undone`: the last record of every undo that was begun. `coded`: the code hashes the run was driven
+    with, each with the seq from which on.
     """
 
     __slots__ = (
@@ -317,6 +328,7 @@ class Snapshot:
         "budget",
         "cancel_by",
         "claims",
+        "coded",
         "codes",
         "counts",
         "decisions",
@@ -342,6 +354,7 @@ class Snapshot:
         self.generations: dict[str, int] = {}
         self.before: dict[str, int] = {}
         self.codes: dict[str, str] = {}
+        self.coded: list[tuple[int, dict[str, str]]] = []
         self.counts: dict[str, int] = {}
         self.status = RunStatus.PENDING
         self.reason: str | None = None
@@ -388,10 +401,13 @@ class Snapshot:
                 self.read = record.seq or self.read
 
     def _note(self, record: Record) -> None:
-        """Note what an attempt used up, and which signal a wait has taken."""
+        """Note what an attempt used up, how many items a map has, and which signal a wait has taken."""
         facts = record.facts
-        for name, amount in facts.get("usage", {}).items():
-            self.used[name] = self.used.get(name, 0) + amount
+        if record.reason not in _NOT_AGAIN:
+            for name, amount in facts.get("usage", {}).items():
+                self.used[name] = self.used.get(name, 0) + amount
+        if "count" in facts:
+            self.counts[record.path or ""] = facts["count"]
         if "signal" in facts:
             self.signals.pop(facts["signal"], None)
 
@@ -420,20 +436,40 @@ class Snapshot:
         self.status, self.reason, self.status_at = status, record.reason, record.at
         if record.kind == RUN_CREATED:
             self.started_at = record.at
-            self._set_rules(record.facts)
+            self._set_rules(record.facts, record.seq or 0)
         elif record.kind == RUN_CLAIMED:
             facts = record.facts
             self.claims += 1
             self.cancel_by = None
-            self._set_rules(facts)
+            self._set_rules(facts, record.seq or 0)
             if not facts.get("automatic"):
                 self.fresh_seq = record.seq or 0
                 self.before.clear()
 
-    def _set_rules(self, facts: Mapping[str, Any]) -> None:
-        self.codes = facts.get("codes", self.codes)
+    def _set_rules(self, facts: Mapping[str, Any], seq: int) -> None:
+        if "codes" in facts:
+            self.codes = facts["codes"]
+            self.coded.append((seq, self.codes))
         self.budget = facts.get("budget", self.budget)
         self.permitted |= frozenset(facts.get("permitted", ()))
+
+    def permits(self, path: str) -> bool:
+        """Say whether a person allowed this path to run again if its input changes, although it is not
+        idempotent.
+        """
+        return bool(self.permitted) and ("*" in self.permitted or names(path) in self.permitted)
+
+    def code_of(self, record: Record) -> str | None:
+        """Give the hash of the code that made the output this record stands for; None if that is not
+        known.
+        """
+        facts = record.facts if record.data is not None else {}
+        if "code" in facts:
+            return str(facts["code"])
+        seq = facts.get("seq") or record.seq or 0
+        place = bisect_right(self.coded, seq, key=itemgetter(0)) - 1
+        codes = self.coded[place][1] if place >= 0 else {}
+        return codes.get(names(record.path or ""), codes.get("*"))
 
     def attempts_used(self, path: str) -> int:
         """Give how many tries this path has used up of its present retry budget."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -15,6 +15,7 @@ from dagresume.events import (
     COMPLETED,
     FAILED,
     INTERRUPTED,
+    MIGRATED,
     RESET,
     SKIPPED,
     STARTED,
@@ -25,6 +26,7 @@ from dagresume.events import (
     enclosing,
     segments,
 )
+from dagresume.events import HELD as HELD_REASON
 from dagresume.policy import Join, Retry, Settled, join
 from dagresume.workflow import WAITS, Binding, Graph, Loop, Node, Source
 
@@ -35,6 +37,7 @@ __all__ = [
     "Verdict",
     "Vertex",
     "decide",
+    "matches",
     "plan",
     "uncertain",
     "uncertain_paths",
@@ -266,6 +269,15 @@ def uncertain(prior: Record | None, idempotent: bool) -> bool:
     return prior.kind == FAILED and prior.reason == NOT_STORABLE
 
 
+def matches(prior: Record, fingerprint: bytes | None) -> bool:
+    """Say whether a path completed with this input. What an older version of the definition completed stays
+    so, whatever its parameters were called.
+    """
+    if prior.kind != COMPLETED:
+        return False
+    return prior.input == fingerprint or (prior.input is None and prior.reason == MIGRATED)
+
+
 def decide(
     prior: Record | None, fingerprint: bytes | None, *, idempotent: bool, reconcilable: bool = False
 ) -> Verdict:
@@ -276,7 +288,7 @@ def decide(
         return NEW
     kind = prior.kind
     if kind == COMPLETED:
-        if prior.input == fingerprint:
+        if matches(prior, fingerprint):
             return UNCHANGED
         return INPUT_CHANGED if idempotent else HELD
     if uncertain(prior, idempotent):
@@ -367,7 +379,8 @@ class Decision:
 
     `seconds` is what its last completed attempt took (what reusing it saves, or what running it again may
     cost), None if unknown; `usage` what it used up. A map is one decision: `items` counts its items by
-    action.
+    action. `repeats`: its effect happens once more, since it is not idempotent and has completed
+    ("completed") or may have taken effect ("uncertain"); None: it does not.
     """
 
     path: str
@@ -376,6 +389,7 @@ class Decision:
     seconds: float | None = None
     usage: Mapping[str, float] = field(default_factory=dict)
     items: Mapping[str, int] = field(default_factory=dict)
+    repeats: str | None = None
 
 
 class _Outlook(NamedTuple):
@@ -389,59 +403,329 @@ class _Outlook(NamedTuple):
 
 
 def plan(
-    rules: Sequence[Vertex], snapshot: Snapshot, inputs: Mapping[str, bytes], *, items: bool = False
-) -> list[Decision]:
-    """Give a decision for every node in topological order (with `items`, for every item of a map after it).
-
-    Every `run` runs, every `reuse` is reused, every `check` does one of both once what is above it is known;
-    nothing else runs.
-    """
-    outlooks: list[_Outlook] = []
-    decisions: list[Decision] = []
-    for vertex in rules:
-        outlook, own = _foresee(vertex, rules, outlooks, snapshot, inputs)
-        outlooks.append(outlook)
-        decisions.append(own)
-        if items and vertex.is_map:
-            decisions.extend(_item_decisions(vertex, snapshot, own))
-    return _with_recomputed(rules, decisions) if any(v.pure for v in rules) else decisions
-
-
-def _foresee(
-    vertex: Vertex,
     rules: Sequence[Vertex],
-    outlooks: Sequence[_Outlook],
     snapshot: Snapshot,
     inputs: Mapping[str, bytes],
-) -> tuple[_Outlook, Decision]:
-    prior = snapshot.paths.get(vertex.id)
-    if any(outlooks[parent].held for parent in vertex.parents):
-        held = Verdict(Action.WAIT, "upstream_held")
-        return _Outlook("failed", None, held=True), _decision(vertex.id, held, None)
-    ended = Counter(outlooks[parent].ended for parent in vertex.parents)
-    verdict = _joined(vertex, ended)
-    if verdict is Join.BLOCK:
-        return _Outlook("failed", None), Decision(vertex.id, Action.SKIP, "upstream_failed")
-    if verdict is Join.SKIP:
-        return _Outlook("skipped", None), Decision(vertex.id, Action.SKIP, "trigger")
-    if prior is not None and prior.kind == FAILED and handled(vertex, rules, snapshot.paths):
-        return _Outlook("failed", None), _decision(vertex.id, HANDLED, prior)
-    if ended["runs"] or ended["maybe"]:
-        return _below_open(vertex, prior, snapshot, sure=verdict is Join.RUN)
-    fingerprint = vertex.fingerprint(part(s, lambda i: outlooks[i].digest, inputs) for s in vertex.received)
-    if vertex.is_map:
-        return _foresee_map(vertex, prior, fingerprint, snapshot)
-    found = decide(prior, fingerprint, idempotent=vertex.idempotent, reconcilable=vertex.reconcilable)
-    return _outlook(vertex, found, prior, fingerprint), _decision(vertex.id, found, prior)
+    *,
+    items: bool = False,
+    before: Mapping[str, Record] | None = None,
+) -> list[Decision]:
+    """Give a decision for every node in topological order, those in a node after it; with `items`, for every
+    item of a map and round of a loop too.
+
+    Every `run` runs, every `reuse` is reused, every `check` does one of both once what is above it is known;
+    nothing else runs. `before`: the records by path before a person set some of them back.
+    """
+    asked = _Asked(snapshot, items, snapshot.paths if before is None else before)
+    return _Forecast(asked, rules, "", inputs).decisions
 
 
-def _outlook(vertex: Vertex, found: Verdict, prior: Record | None, fingerprint: bytes | None) -> _Outlook:
-    """Give how a node ends with which this is done."""
-    if found.action is Action.REUSE and prior is not None:
-        return _Outlook("completed", fingerprint if vertex.pure else prior.digest)
-    if found.action is Action.HOLD:
-        return _Outlook("failed", None, held=True)
-    return _Outlook("maybe" if found is RECONCILE else "runs", None)
+class _Asked(NamedTuple):
+    snapshot: Snapshot
+    items: bool
+    before: Mapping[str, Record]
+
+    def decision(
+        self, path: str, verdict: Verdict, vertex: Vertex, items: Mapping[str, int] | None = None
+    ) -> Decision:
+        prior = self.before.get(path)
+        done = prior is not None and prior.kind == COMPLETED
+        seconds = prior.took / 1e6 if done and prior is not None and prior.took is not None else None
+        usage = prior.facts.get("usage", {}) if done and prior is not None else {}
+        repeats = None
+        if not vertex.idempotent and is_body(vertex, path):
+            repeats = self._repeats(path, verdict, prior)
+        return Decision(path, verdict.action.value, verdict.reason, seconds, usage, items or {}, repeats)
+
+    def _repeats(self, path: str, verdict: Verdict, prior: Record | None) -> str | None:
+        may = verdict.action is Action.CHECK and self.snapshot.permits(path)
+        if prior is None or verdict is RECONCILE or not (may or verdict.action is Action.RUN):
+            return None
+        if prior.kind == COMPLETED or (prior.kind, prior.reason) == (WAITING, HELD_REASON):
+            return "completed"
+        return "uncertain" if uncertain(prior, idempotent=False) else None
+
+
+class _Inputs(StrEnum):
+    """What is known of the inputs of a graph inside a node, if not their digests."""
+
+    AS_BEFORE = "as before"
+    OPEN = "open"
+
+
+class _Forecast:
+    """What would be done in one instance of a graph."""
+
+    def __init__(
+        self, asked: _Asked, rules: Sequence[Vertex], prefix: str, inputs: Mapping[str, bytes] | _Inputs
+    ) -> None:
+        self.asked, self.rules, self.prefix, self.inputs = asked, rules, prefix, inputs
+        self.paths, self.counts = asked.snapshot.paths, asked.snapshot.counts
+        self.outlooks: list[_Outlook] = []
+        self.decisions: list[Decision] = []
+        self._own: list[int] = []  # where in `decisions` a vertex has its own
+        for vertex in rules:
+            self._own.append(len(self.decisions))
+            below: list[Decision] = []
+            outlook, own = self._foresee(vertex, below)
+            self.outlooks.append(outlook)
+            self.decisions += [own, *below]
+        if any(vertex.pure for vertex in rules):
+            self._recompute()
+
+    @property
+    def held(self) -> Decision | None:
+        """The first path here that waits for a person's word, if there is one."""
+        return next((d for d in self.decisions if d.action == Action.HOLD), None)
+
+    def _decision(self, vertex: Vertex, verdict: Verdict, items: Mapping[str, int] | None = None) -> Decision:
+        return self.asked.decision(self.prefix + vertex.id, verdict, vertex, items)
+
+    def _foresee(self, vertex: Vertex, below: list[Decision]) -> tuple[_Outlook, Decision]:
+        outlooks = self.outlooks
+        path = self.prefix + vertex.id
+        prior = self.paths.get(path)
+        if any(outlooks[parent].held for parent in vertex.parents):
+            held = Verdict(Action.WAIT, "upstream_held")
+            return _Outlook("failed", None, held=True), Decision(path, *held)
+        ended = Counter(outlooks[parent].ended for parent in vertex.parents)
+        verdict = _joined(vertex, ended)
+        if verdict is Join.BLOCK:
+            return _Outlook("failed", None), Decision(path, Action.SKIP, "upstream_failed")
+        if verdict is Join.SKIP:
+            return _Outlook("skipped", None), Decision(path, Action.SKIP, "trigger")
+        if (
+            prior is not None
+            and prior.kind == FAILED
+            and handled(vertex, self.rules, self.paths, self.prefix)
+        ):
+            return _Outlook("failed", None), self._decision(vertex, HANDLED)
+        if ended["runs"] or ended["maybe"] or self._is_open(vertex):
+            return self._below_open(vertex, prior, below, sure=verdict is Join.RUN)
+        return self._decided(vertex, prior, below)
+
+    def _is_open(self, vertex: Vertex) -> bool:
+        return self.inputs is _Inputs.OPEN and any(source.kind == "input" for source in vertex.received)
+
+    def _fingerprint(self, vertex: Vertex) -> bytes | None:
+        """Give the fingerprint of what a vertex receives; None if the digests are not known."""
+        inputs = self.inputs
+        if isinstance(inputs, _Inputs):
+            if any(source.kind == "input" for source in vertex.received):
+                return None
+            inputs = {}
+        return vertex.fingerprint(
+            part(source, lambda i: self.outlooks[i].digest, inputs) for source in vertex.received
+        )
+
+    def _decided(
+        self, vertex: Vertex, prior: Record | None, below: list[Decision]
+    ) -> tuple[_Outlook, Decision]:
+        """A node all of whose parents stay as they are."""
+        fingerprint = self._fingerprint(vertex)
+        if fingerprint is None and prior is not None:
+            if prior.kind == COMPLETED and self._is_behind(vertex, prior):
+                return self._below_open(vertex, prior, below, sure=True)
+            fingerprint = prior.input
+        if vertex.is_map:
+            return self._map(vertex, prior, fingerprint, below)
+        if prior is not None and matches(prior, fingerprint):
+            below += self._reused_inside(vertex)
+            digest = fingerprint if vertex.pure else prior.digest
+            return _Outlook("completed", digest), self._decision(vertex, UNCHANGED)
+        if vertex.waits:
+            return _Outlook("maybe", None), self._decision(vertex, Verdict(Action.WAIT, vertex.node.type))
+        if vertex.is_loop or vertex.body is not None:
+            return self._inside(vertex, prior, fingerprint, below)
+        found = self._verdict(vertex, self.prefix + vertex.id, prior, fingerprint)
+        if found.action is Action.HOLD:
+            return _Outlook("failed", None, held=True), self._decision(vertex, found)
+        return _Outlook("maybe" if found is RECONCILE else "runs", None), self._decision(vertex, found)
+
+    def _verdict(self, vertex: Vertex, path: str, prior: Record | None, fingerprint: bytes | None) -> Verdict:
+        idempotent = vertex.idempotent or vertex.body is not None or self.asked.snapshot.permits(path)
+        if prior is not None and prior.kind != COMPLETED:
+            idempotent = vertex.idempotent or not is_body(vertex, path)
+        return decide(prior, fingerprint, idempotent=idempotent, reconcilable=vertex.reconcilable)
+
+    def _is_behind(self, vertex: Vertex, prior: Record) -> bool:
+        """Say whether something above a completed path is newer than it."""
+        above = (self.paths.get(self.prefix + self.rules[parent].id) for parent in vertex.parents)
+        return any(record is not None and (record.seq or 0) > (prior.seq or 0) for record in above)
+
+    def _below_open(
+        self, vertex: Vertex, prior: Record | None, below: list[Decision], *, sure: bool
+    ) -> tuple[_Outlook, Decision]:
+        """A node below one that runs: what it will receive is not known yet, and perhaps not whether it
+        runs.
+        """
+        path = self.prefix + vertex.id
+        fresh = path not in self.counts and (prior is None or prior.kind != COMPLETED)
+        certain = vertex.idempotent or fresh or self.asked.snapshot.permits(path)
+        outlook = _Outlook("runs" if sure and certain else "maybe", None)
+        if vertex.is_loop or vertex.body is not None:
+            below += self._shown(self._listed_inside(vertex, _Inputs.OPEN))
+        if prior is not None and prior.kind == COMPLETED:
+            counts = {Action.CHECK.value: self.counts.get(path, 0)} if vertex.is_map else {}
+            verdict = Verdict(Action.CHECK, "input_may_change")
+            below += self._items_listed(vertex, verdict)
+            return outlook, self._decision(vertex, verdict, counts)
+        if vertex.is_map:
+            found = AGAIN if sure and _is_asked(prior) else Verdict(Action.CHECK, "items_not_known")
+            below += self._items_listed(vertex, found)
+            return outlook, self._decision(vertex, found, self._item_counts(vertex))
+        if vertex.waits:
+            return _Outlook("maybe", None), self._decision(vertex, Verdict(Action.WAIT, vertex.node.type))
+        if is_body(vertex, path) and uncertain(prior, vertex.idempotent) and not vertex.reconcilable:
+            return _Outlook("failed", None, held=True), self._decision(vertex, UNCERTAIN)
+        found = Verdict(Action.RUN, "upstream_runs") if sure else Verdict(Action.CHECK, "depends_on_parents")
+        if sure and _is_asked(prior):
+            found = AGAIN
+        return _Outlook("runs" if sure else "maybe", None), self._decision(vertex, found)
+
+    # what is inside a node
+
+    def _inside(
+        self, vertex: Vertex, prior: Record | None, fingerprint: bytes | None, below: list[Decision]
+    ) -> tuple[_Outlook, Decision]:
+        """A loop or a graph inside a node that is entered, again or for the first time."""
+        inputs: Mapping[str, bytes] | _Inputs = self._inner_inputs(vertex)
+        if vertex.is_loop and prior is not None and prior.input not in {None, fingerprint}:
+            inputs = _Inputs.OPEN
+        found = self._verdict(vertex, self.prefix + vertex.id, prior, fingerprint)
+        inner = self._listed_inside(vertex, inputs)
+        below += self._shown(inner)
+        held = next((d for d in inner if d.action == Action.HOLD), None)
+        if held is not None:
+            verdict = Verdict(Action.HOLD, held.reason)
+            return _Outlook("failed", None, held=True), self._decision(vertex, verdict)
+        return _Outlook("runs", None), self._decision(vertex, found)
+
+    def _shown(self, inner: Iterable[Decision]) -> Iterator[Decision]:
+        """Leave rounds and items out unless they are asked for."""
+        return (d for d in inner if self.asked.items or "[" not in d.path[len(self.prefix) :])
+
+    def _listed_inside(self, vertex: Vertex, inputs: Mapping[str, bytes] | _Inputs) -> list[Decision]:
+        path = self.prefix + vertex.id
+        if vertex.is_map:
+            return []
+        if vertex.is_loop:
+            return list(self._rounds(vertex, path, inputs))
+        assert vertex.body is not None
+        return _Forecast(self.asked, vertex.body.rules, path + "/", inputs).decisions
+
+    def _inner_inputs(self, vertex: Vertex) -> Mapping[str, bytes] | _Inputs:
+        if vertex.is_loop or isinstance(self.inputs, _Inputs):
+            return _Inputs.AS_BEFORE
+        found = {}
+        for binding in vertex.bindings:
+            source = binding.source
+            if source.kind == "constant":
+                found[binding.parameter] = codec.digest(codec.pack(source.value))
+            elif source.kind == "parent" or source.name in self.inputs:
+                found[binding.parameter] = part(source, lambda i: self.outlooks[i].digest, self.inputs)
+        return found
+
+    def _rounds(self, vertex: Vertex, path: str, inputs: Mapping[str, bytes] | _Inputs) -> Iterator[Decision]:
+        """Give what is known of the rounds of a loop: those from the first that has not completed on may come
+        out otherwise.
+        """
+        k, settled = 0, inputs is not _Inputs.OPEN
+        while (prior := self.paths.get(f"{path}[{k}]")) is not None:
+            here, k = f"{path}[{k}]", k + 1
+            if prior.kind == WITHDRAWN:
+                continue
+            if settled and prior.kind == COMPLETED:
+                yield self.asked.decision(here, UNCHANGED, vertex)
+                continue
+            found = self._verdict(vertex, here, prior, prior.input)
+            if not settled and found.action is not Action.HOLD:
+                found = Verdict(Action.CHECK, "depends_on_parents")
+            yield from self._part(vertex, here, found, _Inputs.AS_BEFORE if settled else _Inputs.OPEN)
+            settled = False
+
+    def _part(self, vertex: Vertex, path: str, found: Verdict, inputs: _Inputs) -> Iterator[Decision]:
+        """Give the decisions for one round or item, and for what is in it."""
+        if vertex.body is None or found.action is Action.REUSE or path not in self.paths:
+            yield self.asked.decision(path, found, vertex)
+            return
+        inner = _Forecast(self.asked, vertex.body.rules, path + "/", inputs)
+        held = inner.held
+        yield self.asked.decision(path, found if held is None else Verdict(Action.HOLD, held.reason), vertex)
+        yield from inner.decisions
+
+    def _reused_inside(self, vertex: Vertex) -> Iterator[Decision]:
+        """Give the nodes of a graph that stays as it is."""
+        if vertex.is_map or vertex.is_loop or vertex.body is None:
+            return
+        for inner in vertex.body.rules:
+            path = f"{self.prefix}{vertex.id}/{inner.id}"
+            record = self.paths.get(path)
+            if record is not None and record.kind == COMPLETED:
+                yield self.asked.decision(path, UNCHANGED, inner)
+
+    # maps
+
+    def _map(
+        self, vertex: Vertex, prior: Record | None, fingerprint: bytes | None, below: list[Decision]
+    ) -> tuple[_Outlook, Decision]:
+        if prior is not None and matches(prior, fingerprint):
+            counts = {Action.REUSE.value: self.counts.get(self.prefix + vertex.id, 0)}
+            below += self._items_listed(vertex, UNCHANGED)
+            return _Outlook("completed", prior.digest), self._decision(vertex, UNCHANGED, counts)
+        counts = self._item_counts(vertex)
+        if prior is not None and prior.input is not None and prior.input != fingerprint:
+            counts = {Action.CHECK.value: sum(counts.values())}
+            outlook = _Outlook("runs" if vertex.idempotent else "maybe", None)
+            verdict = Verdict(Action.CHECK, "items_changed")
+        elif counts.get(Action.HOLD):
+            outlook, verdict = _Outlook("failed", None, held=True), UNCERTAIN
+        else:
+            verdict = AGAIN if _is_asked(prior) else Verdict(Action.RUN, "items_missing" if counts else "new")
+            outlook = _Outlook("runs", None)
+        below += self._items_listed(vertex, verdict)
+        return outlook, self._decision(vertex, verdict, counts)
+
+    def _item_counts(self, vertex: Vertex) -> dict[str, int]:
+        own = (d for d in self._items(vertex) if "/" not in d.path[len(self.prefix) :])
+        return dict(Counter(decision.action for decision in own))
+
+    def _items(self, vertex: Vertex) -> Iterator[Decision]:
+        """Give each item of a map that was spread out before, with what its own last record says."""
+        for k in range(self.counts.get(self.prefix + vertex.id, 0)):
+            path = f"{self.prefix}{vertex.id}[{k}]"
+            record = self.paths.get(path)
+            found = self._verdict(vertex, path, record, None if record is None else record.input)
+            yield from self._part(vertex, path, found, _Inputs.AS_BEFORE)
+
+    def _items_listed(self, vertex: Vertex, own: Verdict) -> Iterator[Decision]:
+        if not (self.asked.items and vertex.is_map):
+            return
+        for found in self._items(vertex):
+            if own.action is Action.REUSE and found.action != Action.REUSE:
+                yield replace(found, action=Action.REUSE.value, reason="tolerated", repeats=None)
+            elif own.action is Action.CHECK and found.action == Action.REUSE:
+                yield replace(found, action=Action.CHECK.value, reason=own.reason)
+            else:
+                yield found
+
+    def _recompute(self) -> None:
+        """A pure node that would be reused runs after all where one that runs needs its value."""
+        for vertex in reversed(self.rules):
+            own = self.decisions[self._own[vertex.index]]
+            if not vertex.pure or own.action != Action.REUSE or own.reason == HANDLED.reason:
+                continue
+            takers = (c for c in vertex.children if vertex.index in self.rules[c].source_parents)
+            below = {self.decisions[self._own[taker]].action for taker in takers}
+            found = next((action for action in (Action.RUN, Action.CHECK) if action in below), None)
+            if found is not None:
+                self.decisions[self._own[vertex.index]] = replace(
+                    own, action=found.value, reason="recomputed"
+                )
+
+
+def _is_asked(prior: Record | None) -> bool:
+    return prior is not None and prior.kind == RESET and prior.reason == AGAIN.reason
 
 
 def _joined(vertex: Vertex, ended: Counter[str]) -> Join | None:
@@ -460,97 +744,6 @@ def _joined(vertex: Vertex, ended: Counter[str]) -> Join | None:
     return None if sure is Join.RUN and ended["maybe"] else sure  # it may also end as a question to a person
 
 
-def _below_open(
-    vertex: Vertex, prior: Record | None, snapshot: Snapshot, *, sure: bool
-) -> tuple[_Outlook, Decision]:
-    """A node below one that runs: what it will receive is not known yet, and perhaps not whether it runs."""
-    fresh = vertex.id not in snapshot.counts and (prior is None or prior.kind != COMPLETED)
-    outlook = _Outlook("runs" if sure and (vertex.idempotent or fresh) else "maybe", None)
-    if prior is not None and prior.kind == COMPLETED:
-        counts = {Action.CHECK.value: snapshot.counts.get(vertex.id, 0)} if vertex.is_map else {}
-        return outlook, _decision(vertex.id, Verdict(Action.CHECK, "input_may_change"), prior, counts)
-    if vertex.is_map:
-        counts = _counts(vertex, prior, snapshot)
-        return outlook, _decision(vertex.id, Verdict(Action.CHECK, "items_not_known"), prior, counts)
-    if uncertain(prior, vertex.idempotent) and not vertex.reconcilable:
-        return _Outlook("failed", None, held=True), _decision(vertex.id, UNCERTAIN, prior)
-    found = Verdict(Action.RUN, "upstream_runs") if sure else Verdict(Action.CHECK, "depends_on_parents")
-    return _Outlook("runs" if sure else "maybe", None), _decision(vertex.id, found, prior)
-
-
-def _foresee_map(
-    vertex: Vertex, prior: Record | None, fingerprint: bytes, snapshot: Snapshot
-) -> tuple[_Outlook, Decision]:
-    counts = _counts(vertex, prior, snapshot)
-    if prior is not None and prior.kind == COMPLETED and prior.input == fingerprint:
-        counts = {Action.REUSE.value: snapshot.counts.get(vertex.id, 0)}
-        return _Outlook("completed", prior.digest), _decision(vertex.id, UNCHANGED, prior, counts)
-    if prior is not None and prior.input is not None and prior.input != fingerprint:
-        counts = {Action.CHECK.value: sum(counts.values())}
-        outlook = _Outlook("runs" if vertex.idempotent else "maybe", None)
-        return outlook, _decision(vertex.id, Verdict(Action.CHECK, "items_changed"), prior, counts)
-    if counts.get(Action.HOLD):
-        return _Outlook("failed", None, held=True), _decision(vertex.id, UNCERTAIN, prior, counts)
-    verdict = Verdict(Action.RUN, "items_missing" if counts else "new")
-    return _Outlook("runs", None), _decision(vertex.id, verdict, prior, counts)
-
-
-def _counts(vertex: Vertex, prior: Record | None, snapshot: Snapshot) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for _, verdict, _ in _items(vertex, prior, snapshot):
-        counts[verdict.action.value] = counts.get(verdict.action.value, 0) + 1
-    return counts
-
-
-def _items(
-    vertex: Vertex, prior: Record | None, snapshot: Snapshot
-) -> Iterator[tuple[str, Verdict, Record | None]]:
-    """Give each item of a map that was spread out before, with what its own last record says."""
-    for k in range(snapshot.counts.get(vertex.id, 0)):
-        path = f"{vertex.id}[{k}]"
-        record = snapshot.paths.get(path)
-        fingerprint = record.input if record is not None else None
-        yield (
-            path,
-            decide(
-                record,
-                fingerprint,
-                idempotent=vertex.idempotent,
-                reconcilable=vertex.node.reconcile is not None,
-            ),
-            record,
-        )
-
-
-def _item_decisions(vertex: Vertex, snapshot: Snapshot, own: Decision) -> Iterator[Decision]:
-    for path, verdict, record in _items(vertex, snapshot.paths.get(vertex.id), snapshot):
-        if own.action == Action.REUSE and verdict.action is not Action.REUSE:
-            verdict = Verdict(Action.REUSE, "tolerated")
-        elif own.action in {Action.CHECK, Action.SKIP} and verdict.action is Action.REUSE:
-            verdict = Verdict(Action.CHECK, own.reason) if own.action == Action.CHECK else verdict
-        yield _decision(path, verdict, record)
-
-
-def _with_recomputed(rules: Sequence[Vertex], decisions: list[Decision]) -> list[Decision]:
-    """A pure node that would be reused runs after all where one that runs needs its value."""
-    at = {decision.path: n for n, decision in enumerate(decisions)}
-    for vertex in reversed(rules):
-        own = decisions[at[vertex.id]]
-        if not vertex.pure or own.action != Action.REUSE or own.reason == HANDLED.reason:
-            continue
-        takers = (rules[child] for child in vertex.children if vertex.index in rules[child].source_parents)
-        below = {decisions[at[taker.id]].action for taker in takers}
-        if Action.RUN in below:
-            decisions[at[vertex.id]] = Decision(
-                vertex.id, Action.RUN, "recomputed", own.seconds, own.usage, own.items
-            )
-        elif Action.CHECK in below:
-            decisions[at[vertex.id]] = Decision(
-                vertex.id, Action.CHECK, "recomputed", own.seconds, own.usage, own.items
-            )
-    return decisions
-
-
 def part(source: Source, parent_digest: Callable[[int], bytes | None], inputs: Mapping[str, bytes]) -> bytes:
     """Give what stands in a fingerprint for one thing a node receives."""
     if source.kind == "parent":
@@ -558,12 +751,3 @@ def part(source: Source, parent_digest: Callable[[int], bytes | None], inputs: M
     if source.kind == "input":
         return inputs.get(source.name, ABSENT)
     return codec.digest(codec.canonical(source.value))
-
-
-def _decision(
-    path: str, verdict: Verdict, prior: Record | None, items: Mapping[str, int] | None = None
-) -> Decision:
-    done = prior is not None and prior.kind == COMPLETED
-    seconds = prior.took / 1e6 if done and prior is not None and prior.took is not None else None
-    usage = prior.facts.get("usage", {}) if done and prior is not None else {}
-    return Decision(path, verdict.action.value, verdict.reason, seconds, usage, items or {})

@@ -812,6 +812,11 @@ class Run:
         step.records.append(record)
         self.snapshot.apply(record)
 
+    def reused(self, prior: Record, fingerprint: bytes, step: Step) -> None:
+        """Note what a path of a migrated run receives, when that is known for the first time."""
+        if prior.input is None and prior.reason == ev.MIGRATED:
+            step.records.append(prior._replace(input=fingerprint, at=self.now(), seq=None))
+
     def await_word(
         self, scope: Any, vertex: Vertex, path: str, prior: Record | None, step: Step, **what: Any
     ) -> None:
@@ -822,10 +827,7 @@ class Run:
         """Say whether a person allowed this path to run again if its input changes, although it is not
         idempotent.
         """
-        allowed = self.snapshot.permitted
-        return bool(allowed) and (
-            "*" in allowed or "/".join(node for node, _ in ev.segments(path)) in allowed
-        )
+        return self.snapshot.permits(path)
 
     def forgive(self, path: str) -> None:
         """A failure there was dealt with: it is none of the run."""

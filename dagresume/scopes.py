@@ -20,7 +20,18 @@ from dagresume.feeds import NULL, NULL_DIGEST, Feed, cell_of, item_failure
 from dagresume.jobs import OPEN, UNMADE, Cells, Driver, Input, Job, Listing, Raw, Raws, Step, Values
 from dagresume.nests import Loop, Nest, whole
 from dagresume.observe import failure_of
-from dagresume.planner import HELD, Action, Body, Vertex, decide, handled, part, resolution, uncertain
+from dagresume.planner import (
+    HELD,
+    Action,
+    Body,
+    Vertex,
+    decide,
+    handled,
+    matches,
+    part,
+    resolution,
+    uncertain,
+)
 from dagresume.policy import Join, NodeFailure, Settled, join
 from dagresume.pool import Gate
 from dagresume.results import Stored
@@ -186,7 +197,8 @@ class Scope:
             self.settle(i, Settled.FAILED, step)
         elif (prior.kind, prior.reason, prior.input) == (ev.SKIPPED, ev.CONDITION, fingerprint):
             self.settle(i, Settled.SKIPPED, step)
-        elif prior.kind == ev.COMPLETED and prior.input == fingerprint:
+        elif matches(prior, fingerprint):
+            run.reused(prior, fingerprint, step)
             self._reuse(vertex, prior, fingerprint, step)
         elif vertex.waits or vertex.is_map or vertex.is_loop or vertex.body is not None:
             if prior.kind == ev.COMPLETED:
@@ -275,7 +287,7 @@ class Scope:
         out: Any = UNMADE
         try:
             if not vertex.pure:
-                out = self._former_items(prior) if vertex.is_map else Stored.of(prior)
+                out = self._former_items(prior) if vertex.is_map else cell_of(prior)
         except CheckpointLost as error:
             self.run.cannot_load(error)
             self.settle(vertex.index, Settled.OPEN_QUESTION, step)
