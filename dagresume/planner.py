@@ -438,7 +438,8 @@ class _Asked(NamedTuple):
         return Decision(path, verdict.action.value, verdict.reason, seconds, usage, items or {}, repeats)
 
     def _repeats(self, path: str, verdict: Verdict, prior: Record | None) -> str | None:
-        may = verdict.action is Action.CHECK and self.snapshot.permits(path)
+        now = self.snapshot.paths.get(path)
+        may = verdict.action is Action.CHECK and (self.snapshot.permits(path) or _is_asked(now))
         if prior is None or verdict is RECONCILE or not (may or verdict.action is Action.RUN):
             return None
         if prior.kind == COMPLETED or (prior.kind, prior.reason) == (WAITING, HELD_REASON):
@@ -561,7 +562,7 @@ class _Forecast:
         """
         path = self.prefix + vertex.id
         fresh = path not in self.counts and (prior is None or prior.kind != COMPLETED)
-        certain = vertex.idempotent or fresh or self.asked.snapshot.permits(path)
+        certain = vertex.idempotent or fresh or _is_asked(prior) or self.asked.snapshot.permits(path)
         outlook = _Outlook("runs" if sure and certain else "maybe", None)
         if vertex.is_loop or vertex.body is not None:
             below += self._shown(self._listed_inside(vertex, _Inputs.OPEN))
