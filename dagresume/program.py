@@ -307,8 +307,6 @@ def _written(steps: Iterable[tuple[str, int | None]]) -> Iterator[str]:
 def _other_code(program: Program, snapshot: Snapshot) -> Iterator[str]:
     """Give the paths whose function's code is not what it was when they ran."""
     usual = program.codes.get("*")
-    if all(codes == program.codes for _, codes in snapshot.coded):
-        return
     for path, record in snapshot.paths.items():
         vertex = program.body.at(path)
         if vertex is None or not is_body(vertex, path) or record.kind in {RESET, WITHDRAWN, SKIPPED}:
