@@ -26,12 +26,20 @@ COMMANDS: Final = {
         "running",
         "Run again what failed, was cut off or is uncertain; with --from a path and everything below it.",
     ),
+    "fork": (
+        "running",
+        "Begin a new run with what another has completed; --from and other inputs say what runs again.",
+    ),
     "plan": (
         "plans",
         "Show what a resume would do with each path, why, and what it saves; nothing is executed.",
     ),
     "list": ("reading", "List the runs, newest first."),
     "show": ("reading", "Show one run: the state of each node, and what failed."),
+    "explain": (
+        "reading",
+        "Explain one path: what was done with it each time the run was driven, and why.",
+    ),
     "cancel": ("reading", "Cancel a run; it never resumes by itself after that."),
     "logs": ("reading", "Print what the nodes of a run logged."),
     "demo": ("demo", "See it survive: screen 200 résumés, kill the process, look at the plan, go on."),

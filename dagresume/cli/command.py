@@ -133,9 +133,9 @@ class Here:
         options = []
         if self.db != DEFAULT_DB or os.environ.get("DAGRESUME_DB"):
             options += ["--db", shlex.quote(self.db)]
-        if name in {"resume", "retry", "plan"}:
+        if name in {"resume", "retry", "fork", "plan"}:
             options += [word for app in self.apps for word in ("--app", shlex.quote(app))]
-        if name in {"resume", "retry"}:
+        if name in {"resume", "retry", "fork"}:
             options += [word for limit in self.limits for word in ("--limit", shlex.quote(limit))]
         return options
 
@@ -176,7 +176,8 @@ def explain(error: BaseException, here: Here) -> str:
     if isinstance(error, InputsChanged):
         return (
             f"the newest run with key {error.key!r}, {error.run_id}, was started with other inputs"
-            f" (different: {', '.join(error.names)}). Give the same ones, another --key, or --fresh."
+            f" (different: {', '.join(error.names)}). Give the same ones, another --key, --fresh for a new"
+            f" run, or fork it with the new ones: `{here.command('fork', error.run_id)}` with --input."
         )
     if isinstance(error, UncertainNode):
         return here.completed(str(error)) + f" What is known of it: `{here.command('show', error.run_id)}`"
