@@ -71,7 +71,7 @@ from dagresume.planner import Decision, plan
 from dagresume.policy import Budget, Limit
 from dagresume.pool import Pool
 from dagresume.processes import is_importing_main
-from dagresume.program import Asked, Program, Wait, inputs_digest, inputs_text, taken_up
+from dagresume.program import Asked, Program, Wait, inputs_digest, inputs_text, other_code, taken_up
 from dagresume.results import Cell, Lazily, Outputs, RunResult, Stats, Stored
 from dagresume.scheduler import Run, start_ready
 from dagresume.sessions import this_session
@@ -419,12 +419,13 @@ class Engine:
         program = self._program_of(loaded, force=asked is not None and asked.force)
         snapshot = Snapshot(loaded.records)
         await self._adopted(loaded, program, snapshot, force=True)
-        before = snapshot.paths.copy()
+        before, other = snapshot.paths.copy(), other_code(program, snapshot)
+        other |= {path[: path.rindex("[")] for path in other if path.endswith("]")}
         if asked is not None:
             taken_up(program, snapshot, run_id, asked, self._clock.now())
         inputs = await self._inputs(loaded, snapshot)
         digests = {name: digest for name, (_, digest) in inputs.items()}
-        return plan(program.rules, snapshot, digests, items=items, before=before)
+        return plan(program.rules, snapshot, digests, items=items, before=before, other_code=other)
 
     async def explain(self, run_id: str, path: str | Callable[..., Any]) -> Explanation:
         """Give what happened to a path each time its run was driven, and why; needs no code."""

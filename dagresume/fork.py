@@ -26,7 +26,7 @@ from dagresume.events import (
     segments,
 )
 from dagresume.feeds import PASSED
-from dagresume.planner import Body, Vertex, uncertain_paths
+from dagresume.planner import Body, Vertex, resolution, uncertain_paths
 from dagresume.program import Program, is_leaf, steps_to
 from dagresume.reach import Reach
 from dagresume.results import Stored
@@ -52,6 +52,7 @@ def to_copy(
 
     Raises UncertainNode if, outside what was named, nobody knows whether a path took effect.
     """
+    _take_words(snapshot)
     named = Reach(program.body)
     if start:
         named.add(steps_to(program, snapshot, start))
@@ -73,6 +74,22 @@ def to_copy(
         for path in sorted(maps & snapshot.counts.keys())
     ]
     return spread + [_copied(program, snapshot, record, now) for record in kept.values()]
+
+
+def _take_words(snapshot: Snapshot) -> None:
+    """Let uncertain paths be what a person has said that they did."""
+    for path, letter in snapshot.resolutions.items():
+        prior = snapshot.paths.get(path)
+        if prior is None or prior.kind == COMPLETED or resolution(path, prior, snapshot) is None:
+            continue
+        said = letter.facts
+        if said.get("failed") is not None:
+            snapshot.paths[path] = node_record(FAILED, path, prior.attempt, letter.at, "resolved")
+            continue
+        snapshot.paths[path] = prior._replace(
+            kind=COMPLETED, status="success", digest=letter.digest, size=letter.size,
+            data=json.dumps({"seq": letter.seq}),
+        )  # fmt: skip
 
 
 def _is_within(path: str, kept: Collection[str]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -380,7 +380,8 @@ class Decision:
     `seconds` is what its last completed attempt took (what reusing it saves, or what running it again may
     cost), None if unknown; `usage` what it used up. A map is one decision: `items` counts its items by
     action. `repeats`: its effect happens once more, since it is not idempotent and has completed
-    ("completed") or may have taken effect ("uncertain"); None: it does not.
+    ("completed") or may have taken effect ("uncertain"); None: it does not. `code_changed`: its code, or that
+    of one of its items, is another than when it ran; by itself that runs nothing again.
     """
 
     path: str
@@ -390,6 +391,7 @@ class Decision:
     usage: Mapping[str, float] = field(default_factory=dict)
     items: Mapping[str, int] = field(default_factory=dict)
     repeats: str | None = None
+    code_changed: bool = False
 
 
 class _Outlook(NamedTuple):
@@ -409,14 +411,16 @@ def plan(
     *,
     items: bool = False,
     before: Mapping[str, Record] | None = None,
+    other_code: Collection[str] = (),
 ) -> list[Decision]:
     """Give a decision for every node in topological order, those in a node after it; with `items`, for every
     item of a map and round of a loop too.
 
     Every `run` runs, every `reuse` is reused, every `check` does one of both once what is above it is known;
-    nothing else runs. `before`: the records by path before a person set some of them back.
+    nothing else runs. `before`: the records by path before a person set some of them back; `other_code`: the
+    paths whose code is another now.
     """
-    asked = _Asked(snapshot, items, snapshot.paths if before is None else before)
+    asked = _Asked(snapshot, items, snapshot.paths if before is None else before, other_code)
     return _Forecast(asked, rules, "", inputs).decisions
 
 
@@ -424,6 +428,7 @@ class _Asked(NamedTuple):
     snapshot: Snapshot
     items: bool
     before: Mapping[str, Record]
+    other_code: Collection[str]
 
     def decision(
         self, path: str, verdict: Verdict, vertex: Vertex, items: Mapping[str, int] | None = None
@@ -435,7 +440,10 @@ class _Asked(NamedTuple):
         repeats = None
         if not vertex.idempotent and is_body(vertex, path):
             repeats = self._repeats(path, verdict, prior)
-        return Decision(path, verdict.action.value, verdict.reason, seconds, usage, items or {}, repeats)
+        other = path in self.other_code
+        return Decision(
+            path, verdict.action.value, verdict.reason, seconds, usage, items or {}, repeats, other
+        )
 
     def _repeats(self, path: str, verdict: Verdict, prior: Record | None) -> str | None:
         now = self.snapshot.paths.get(path)
@@ -544,9 +552,9 @@ class _Forecast:
         return _Outlook("maybe" if found is RECONCILE else "runs", None), self._decision(vertex, found)
 
     def _verdict(self, vertex: Vertex, path: str, prior: Record | None, fingerprint: bytes | None) -> Verdict:
-        idempotent = vertex.idempotent or vertex.body is not None or self.asked.snapshot.permits(path)
-        if prior is not None and prior.kind != COMPLETED:
-            idempotent = vertex.idempotent or not is_body(vertex, path)
+        idempotent = vertex.idempotent or not is_body(vertex, path)
+        if prior is not None and prior.kind == COMPLETED:
+            idempotent = idempotent or self.asked.snapshot.permits(path)
         return decide(prior, fingerprint, idempotent=idempotent, reconcilable=vertex.reconcilable)
 
     def _is_behind(self, vertex: Vertex, prior: Record) -> bool:

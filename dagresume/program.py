@@ -177,7 +177,7 @@ def taken_up(program: Program, snapshot: Snapshot, run_id: str, asked: Asked, no
 def to_reset(program: Program, snapshot: Snapshot, asked: Asked) -> list[str]:
     """Give the paths that a person's word sets back, in the order they are known."""
     if asked.code_changed:
-        return _covered(snapshot, _reached(program, map(segments, _other_code(program, snapshot)), asked))
+        return _covered(snapshot, _reached(program, map(segments, other_code(program, snapshot)), asked))
     retry = program.path_of(asked.retry)
     if retry is None:
         return []
@@ -304,15 +304,19 @@ def _written(steps: Iterable[tuple[str, int | None]]) -> Iterator[str]:
         yield f"{'/' if n else ''}{node}{'' if index is None else f'[{index}]'}"
 
 
-def _other_code(program: Program, snapshot: Snapshot) -> Iterator[str]:
+def other_code(program: Program, snapshot: Snapshot) -> set[str]:
     """Give the paths whose function's code is not what it was when they ran."""
-    usual = program.codes.get("*")
+    usual, found = program.codes.get("*"), set()
+    same = all(codes == program.codes for _, codes in snapshot.coded)
     for path, record in snapshot.paths.items():
+        if record.kind in {RESET, WITHDRAWN, SKIPPED} or (same and record.data is None):
+            continue
         vertex = program.body.at(path)
-        if vertex is None or not is_body(vertex, path) or record.kind in {RESET, WITHDRAWN, SKIPPED}:
+        if vertex is None or not is_body(vertex, path):
             continue
         if snapshot.code_of(record) != program.codes.get(names(path), usual):
-            yield path
+            found.add(path)
+    return found
 
 
 def _covered(snapshot: Snapshot, reach: Reach) -> list[str]:

@@ -67,6 +67,8 @@ def _row(decision: Decision, items: Sequence[Decision], listed: bool) -> tuple[s
     why = words.decision(decision.action, decision.reason)
     if decision.items and not listed:
         why = f"{_counts(decision.items)}. {why}"
+    if decision.code_changed:
+        why += " Its code has changed since it ran."
     seconds = [d.seconds for d in items if d.seconds is not None]
     took = sum(seconds) if seconds else decision.seconds
     return decision.path, decision.action, words.duration(took), why
@@ -128,4 +130,5 @@ def _as_decision(decision: Decision) -> dict[str, Any]:
         "usage": decision.usage,
         "items": decision.items,
         "repeats": decision.repeats,
+        "code_changed": decision.code_changed,
     }

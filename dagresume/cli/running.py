@@ -299,8 +299,7 @@ def _name(decisions: Sequence[Decision]) -> None:
         ),
         (
             _repeated(decisions, "completed", "check"),
-            "as what is above them comes out; completed and not idempotent, their effects would happen a second"
-            " time",
+            "if it comes to that, completed and not idempotent: their effects would happen a second time",
         ),
         (
             _repeated(decisions, "uncertain"),

@@ -41,6 +41,9 @@ def test_retry_of_what_has_other_code(completed: str, pipeline: Path, cli: Cli, 
     assert (nothing.code, effects()) == (0, before)
     assert "nothing was executed" in nothing.out
     edit(pipeline, '{"sum": sum(scores)}', '{"sum": sum(scores) + 1}')
+    assert re.search(
+        r"^report +reuse .* Its code has changed", cli("plan last --app flow.py").out, re.MULTILINE
+    )
     done = cli("retry last --code-changed --app flow.py")
     assert done.code == 0
     assert re.search(r"^report +run .* a person asked", done.out, re.MULTILINE)

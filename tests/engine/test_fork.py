@@ -178,6 +178,10 @@ async def test_uncertain_paths_refuse_unless_they_are_named(home: Home, calls: C
     result = await forked(home, wf, handle.run_id, "charge")
     assert list(result.executed) == ["charge"]
     assert list((await forked(home, wf, handle.run_id, "first")).executed) == ["first", "charge"]
+    async with home.engine(wf) as engine:
+        await engine.resolve(handle.run_id, "charge", output="paid at the desk")
+    said = await forked(home, wf, handle.run_id)
+    assert (list(said.executed), said["charge"]) == ([], "paid at the desk")
 
 
 async def test_a_fork_takes_its_key(home: Home, calls: Calls) -> None:

@@ -323,6 +323,9 @@ async def test_other_code_is_no_reason_to_run_what_completed_until_a_person_says
     FAILS.append(True)
     run_id = (await home.run(edited(before))).run_id
     FAILS.clear()
+    assert not any(decision.code_changed for decision in (await home.plan(edited(before), run_id)).values())
+    plan = await home.plan(edited(after), run_id)
+    assert [(d.action, d.code_changed) for d in plan.values()] == [("reuse", True), ("run", False)]
     result = await home.resume(edited(after), run_id)
     assert (list(result.executed), result["b"]) == (["b"], 1)
     again = await home.retry(edited(after), run_id, code_changed=True)
