@@ -697,7 +697,8 @@ class Engine:
             if output is None:
                 records.append(record)
             elif output.blob is None:
-                records.append(record._replace(output=next(texts)))
+                text = next(texts)
+                records.append(record._replace(output=text, size=len(text)))
             else:
                 (text,) = await self._fetch(old, [output])
                 facts = record.facts | {"blob": await self._spill(new, text)}

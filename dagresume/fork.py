@@ -16,6 +16,7 @@ from dagresume.events import (
     COMPLETED,
     COPIED,
     FAILED,
+    MIGRATED,
     SKIPPED,
     STARTED,
     Record,
@@ -150,10 +151,16 @@ def _copied(program: Program, snapshot: Snapshot, record: Record, now: int) -> C
         code = snapshot.code_of(record)
         if code is not None and code != program.codes.get(names(path), program.codes.get("*")):
             facts["code"] = code
-    reason = COPIED if record.kind == COMPLETED and record.reason != PASSED else record.reason
+    reason = COPIED if record.kind == COMPLETED and not _says_more(record) else record.reason
     data = json.dumps(facts) if facts else None
     copy = record._replace(at=now, reason=reason, data=data, seq=None)
-    return Copy(copy, Stored.of(record) if _has_output(vertex, record) else None)
+    elsewhere = record.output is None and _has_output(vertex, record)
+    return Copy(copy, Stored.of(record) if elsewhere else None)
+
+
+def _says_more(record: Record) -> bool:
+    """Say whether the reason of a completion has a meaning for what is decided later."""
+    return record.reason == PASSED or (record.reason == MIGRATED and record.input is None)
 
 
 def _kept_facts(record: Record) -> Iterator[tuple[str, Any]]:

@@ -814,8 +814,13 @@ class Run:
 
     def reused(self, prior: Record, fingerprint: bytes, step: Step) -> None:
         """Note what a path of a migrated run receives, when that is known for the first time."""
-        if prior.input is None and prior.reason == ev.MIGRATED:
-            step.records.append(prior._replace(input=fingerprint, at=self.now(), seq=None))
+        if prior.input is not None or prior.reason != ev.MIGRATED:
+            return
+        facts = prior.facts
+        if prior.output is None and prior.size is not None and "blob" not in facts:
+            facts["seq"] = Stored.of(prior).seq
+        told = json.dumps(facts) if facts else None
+        step.records.append(prior._replace(input=fingerprint, at=self.now(), data=told, seq=None))
 
     def await_word(
         self, scope: Any, vertex: Vertex, path: str, prior: Record | None, step: Step, **what: Any
