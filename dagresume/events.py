@@ -147,7 +147,7 @@ MOVED: Final = (
 )
 COPIED: Final = "copied"  # reason: a fork took the output over from another run
 MIGRATED: Final = "migrated"  # reason: it completed under an older version of the definition
-_NOT_AGAIN: Final = frozenset({MOVED, COPIED, MIGRATED})  # what such a record says was used up, was counted
+_TAKEN_OVER: Final = frozenset({COPIED, MIGRATED})
 RETRY: Final = "retry"  # reason of a failed attempt that is tried again by itself at data.retry_at
 UNDO_FAILED_REASON: Final = "compensation_failed"
 CONDITION: Final = "condition"  # reason of a skip: `when=` said no
@@ -401,9 +401,12 @@ class Snapshot:
                 self.read = record.seq or self.read
 
     def _note(self, record: Record) -> None:
-        """Note what an attempt used up, how many items a map has, and which signal a wait has taken."""
+        """Note what an attempt used up, how many items a map has, and which signal a wait has taken.
+
+        A record whose output lies with another one, or in another run, says again what was counted.
+        """
         facts = record.facts
-        if record.reason not in _NOT_AGAIN:
+        if "seq" not in facts and record.reason not in _TAKEN_OVER:
             for name, amount in facts.get("usage", {}).items():
                 self.used[name] = self.used.get(name, 0) + amount
         if "count" in facts:

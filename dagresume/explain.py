@@ -195,7 +195,7 @@ def _is_attempt(record: Record) -> bool:
         return record.reason not in {COPIED, MIGRATED}
     if record.kind == FAILED:
         return record.reason not in {"resolved", "rejected"}
-    return record.kind == COMPLETED and record.reason not in _KEPT
+    return record.kind == COMPLETED and record.reason not in _KEPT and "seq" not in record.facts
 
 
 def _did(mine: Sequence[Record], last: Record | None) -> tuple[str, str | None]:
@@ -204,7 +204,7 @@ def _did(mine: Sequence[Record], last: Record | None) -> tuple[str, str | None]:
         return "ran", _why(mine, last)
     for record in reversed(mine):
         if record.kind == COMPLETED:
-            return str(record.reason or "reused"), None
+            return (record.reason, None) if record.reason else ("reused", "completed")
         if record.kind in {WAITING, SKIPPED, FAILED, COMPENSATED}:
             did = {WAITING: "waited", SKIPPED: "skipped", FAILED: "failed"}.get(record.kind, "undone")
             return did, record.reason

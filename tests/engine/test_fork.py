@@ -16,11 +16,13 @@ from dagresume import (
     InputError,
     RunResult,
     RunStatus,
+    StoreError,
     UncertainNode,
     Workflow,
 )
 from dagresume.blobs import BlobStore
-from tests.engine.kit import Calls, Home
+from dagresume.store import Store
+from tests.engine.kit import Calls, FaultyStore, Home
 
 
 def pipeline(calls: Calls) -> Workflow:
@@ -293,6 +295,29 @@ async def test_runs_never_share_files(sqlite_home: Home, calls: Calls) -> None:
     blobs.remove_run(first.run_id)
     async with Engine(str(sqlite_home.path), workflows=[wf]) as engine:
         assert (await engine.result(result.run_id))["big"] == "x" * 5000
+
+
+async def test_a_process_that_dies_behind_the_first_unit_leaves_a_whole_fork(
+    home: Home, calls: Calls
+) -> None:
+    """The copies are there from the first commit on; whoever resumes the run goes on with them."""
+    wf = pipeline(calls)
+    run_id = (await home.run(wf, INPUTS)).run_id
+    calls.mend()
+
+    def faulty(store: Store) -> Store:
+        return FaultyStore(
+            store, lambda unit, record: record.kind == "run.claimed", lambda: StoreError("gone")
+        )
+
+    async with home.engine(wf, wrap=faulty) as engine:
+        with pytest.raises(StoreError):
+            await engine.fork(run_id, "left")
+        [fork, _] = await engine.runs()
+    assert (fork.status, not calls) == (RunStatus.PENDING, True)
+    result = await home.resume(wf, fork.run_id)
+    assert list(result.executed) == ["left", "both"]
+    assert result["total"] == 12
 
 
 async def test_what_was_used_up_is_not_counted_twice(home: Home, calls: Calls) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from typing import Any
 
+import networkx as nx
 import pytest
 
 from dagresume import Context, DefinitionError, RunStatus, Workflow
@@ -422,6 +424,30 @@ async def test_the_plan_of_a_retry_is_what_it_does(home: Home, calls: Calls, ask
     assert executed <= {d.path for d in plan if d.action in {"run", "check"}}
     repeated = {d.path for d in plan if d.repeats == "completed"}
     assert repeated == executed - {"cvs"}  # which is idempotent
+
+
+@pytest.mark.parametrize("seed", range(15))
+async def test_in_any_graph_a_retry_runs_the_node_and_its_descendants(
+    home: Home, calls: Calls, seed: int
+) -> None:
+    chance = random.Random(seed)
+    wf = Workflow("any", idempotent=chance.choice([True, False]))
+    add = calls.adder(wf)
+    for k in range(12):
+        add(f"n{k}", *(f"n{p}" for p in range(k) if chance.random() < 0.25))
+    run_id = (await home.run(wf)).run_id
+    start = f"n{chance.randrange(12)}"
+    plan = {d.path: d.action for d in await planned(home, wf, run_id, Asked(retry=start))}
+    result = await home.retry(wf, run_id, start)
+    expected = {start} | nx.descendants(wf.graph, start)
+    assert set(result.executed) == {path for path, action in plan.items() if action == "run"} == expected
+    fork = await home_fork(home, wf, run_id, start)
+    assert set(fork) == expected
+
+
+async def home_fork(home: Home, wf: Workflow, run_id: str, start: str) -> list[str]:
+    async with home.engine(wf) as engine:
+        return list((await engine.fork(run_id, start)).executed)
 
 
 def test_a_hundred_thousand_items_are_no_matter(calls: Calls) -> None:
