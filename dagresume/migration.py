@@ -181,9 +181,6 @@ def _check(program: Program, old: Told, migration: Migration) -> None:
             near = nearest(node, now)
             hint = f" Did you mean {near!r}?" if near else ""
             raise DefinitionError(f"{start} version {version!r} has no node {node!r}.{hint}")
-    both = migration.drop.intersection(migration.rename)
-    if both:
-        raise DefinitionError(f"{start} node {min(both)!r} is renamed and dropped: say one of both.")
     ends = Counter(migration.rename.get(node, node) for node in was if node not in migration.drop)
     twice = next((node for node, count in ends.items() if count > 1), None)
     if twice is not None:

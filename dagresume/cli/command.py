@@ -188,7 +188,8 @@ def explain(error: BaseException, here: Here) -> str:
         forced = here.command("resume", error.run_id, "--force")
         return (
             f"run {error.run_id}: the definition of {error.workflow!r} changed since it started: {told}."
-            f" Go on with the new one: `{forced}`, or use the code it started with."
+            f" Go on with the new one: `{forced}`; or let it say how it takes such runs over (wf.migrate), or"
+            " use the code it started with."
         )
     if isinstance(error, Problem | DagresumeError):
         return here.completed(str(error))

@@ -196,7 +196,7 @@ async def test_migrations_that_do_not_fit_are_refused(
 
 async def test_a_dropped_node_is_withdrawn(home: Home, calls: Calls) -> None:
     run_id = await stopped(home, calls, "report")
-    wf = new(calls, rename={"fetch": "download"}, drop=["square"])
+    wf = new(calls, rename={"fetch": "download"}, drop="square")
     result = await home.resume(wf, run_id)
     assert sorted(result.executed) == ["extra", "power[0]", "power[1]", "power[2]", "report"]
     assert "square" not in result.outputs
