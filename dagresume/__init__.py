@@ -52,6 +52,7 @@ from dagresume.errors import (
     WorkflowNotRegistered,
 )
 from dagresume.events import Event, NodeStatus, RunStatus
+from dagresume.explain import Explanation
 from dagresume.planner import Decision
 from dagresume.policy import (
     NOT_DONE,
@@ -91,6 +92,7 @@ __all__ = [
     "Engine",
     "EngineClosed",
     "Event",
+    "Explanation",
     "InputError",
     "InputsChanged",
     "Irreversible",

@@ -10,6 +10,7 @@ import uuid
 from array import array
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextvars import copy_context
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -37,7 +38,6 @@ from dagresume.errors import (
     RunLocked,
     RunNotFound,
     StoreError,
-    UncertainNode,
     VersionMismatch,
     WorkflowNotRegistered,
 )
@@ -47,9 +47,7 @@ from dagresume.events import (
     FAILED,
     INTERRUPTED,
     LETTERS,
-    RESET,
     RUN_CANCELLED,
-    RUN_CLAIMED,
     RUN_CREATED,
     RUN_FAILED,
     RUN_INTERRUPTED,
@@ -62,18 +60,21 @@ from dagresume.events import (
     run_record,
 )
 from dagresume.executor import Executor, LoopExecutor, ProcessExecutor, ThreadExecutor
+from dagresume.explain import Explanation, explain
 from dagresume.feeds import item_failure
+from dagresume.fork import Copy, to_copy
 from dagresume.jobs import CURRENT, Services
 from dagresume.journal import Journal
 from dagresume.lease import Lease
 from dagresume.letters import decision, resolved, signal
+from dagresume.migration import migrated, take_over, transformed
 from dagresume.observe import failure_of, log
 from dagresume.plan import plan
-from dagresume.planner import Decision, uncertain_paths
+from dagresume.planner import Decision
 from dagresume.policy import Budget, Limit
 from dagresume.pool import Pool
 from dagresume.processes import is_importing_main
-from dagresume.program import Asked, Program, Wait, inputs_digest, inputs_text, to_reset
+from dagresume.program import Asked, Program, Wait, inputs_digest, inputs_text, other_code, taken_up
 from dagresume.results import Cell, Lazily, Outputs, RunResult, Stats, Stored
 from dagresume.reverse import UndoPlan, plan_undo
 from dagresume.scheduler import Run, start_ready
@@ -99,7 +100,7 @@ from dagresume.store import (
     Unit,
 )
 from dagresume.undo import ASKED, Rollback, begun, opening
-from dagresume.views import RunInfo, run_info, runs_function, stored_as, wanted_statuses
+from dagresume.views import RunInfo, past_info, run_info, runs_function, stored_as, wanted_statuses
 from dagresume.workflow import Workflow
 
 __all__ = ["Engine", "RunHandle"]
@@ -379,7 +380,10 @@ class Engine:
 
         Without `from_node`: everything failed, interrupted, uncertain or held. With it: that path and all its
         descendants, non-idempotent ones too; what encloses it is evaluated again. Reopens a completed or
-        cancelled run.
+        cancelled run. `only_changed`: descendants only if what they receive differs; `only_failed`: of a map
+        only its failed items, tolerated ones too, and what is below; `code_changed`, instead of a node: the
+        paths whose code is another than when they ran, and what is below. With nothing to do, the stored
+        result comes back. Raises DefinitionError for a path that is not there.
         """
         asked = Asked(
             wait, "" if from_node is None else from_node, only_changed, only_failed, code_changed, force
@@ -411,6 +415,37 @@ class Engine:
         with self._lent_slot():
             return await self._attend(undoing)
 
+    async def fork(
+        self,
+        run_id: str,
+        from_node: str | Callable[..., Any] | None = None,
+        *,
+        inputs: Mapping[str, Any] | None = None,
+        key: str | None = None,
+        wait: Wait = "timers",
+        raise_on_failure: bool = True,
+    ) -> RunResult:
+        """Do again in a new run what `from_node` says and what is below it; the old run stays as it is.
+
+        `inputs`: those that are to be other ones: what uses them runs again too, with what is below. What
+        never completed runs; the rest is copied, outputs included. Raises UncertainNode if, outside
+        `from_node`, nobody knows whether a path took effect.
+        """
+        asked = Asked(wait)
+        loaded = await self._load(run_id)
+        program, snapshot = self._program_of(loaded), Snapshot(loaded.records)
+        await self._adopted(loaded, program, snapshot, force=False)
+        before = await self._inputs(loaded, snapshot)
+        program.graph.check_inputs({**dict.fromkeys(before), **(inputs or {})})
+        packed = before | program.pack_inputs(inputs or {})
+        changed = {name for name in packed if before.get(name, ("", b""))[1] != packed[name][1]}
+        start = program.path_of(from_node)
+        copies = to_copy(program, snapshot, run_id, start, changed, self._clock.now())
+        packed = dict(sorted(packed.items()))
+        return await self._go_on(
+            await self._create_fork(program, loaded, packed, copies, key, start), asked, raise_on_failure
+        )
+
     # -- asking ---------------------------------------------------------------------------------------
 
     async def plan_rollback(self, run_id: str, to: str | Callable[..., Any] | None = None) -> UndoPlan:
@@ -419,26 +454,51 @@ class Engine:
         if loaded.row.status == RunStatus.ROLLED_BACK:
             raise RolledBack(run_id)
         program = self._program_of(loaded)
-        self._check_definition(loaded, program, force=False)
+        self._check_same(loaded, program)
         to = program.id_of(to) if callable(to) else to
         if to is None and loaded.row.status == RunStatus.ROLLING_BACK:
             before = begun(loaded.records)
             to = None if before is None else before.facts.get("to")
         return plan_undo(program.body, Snapshot(loaded.records), to)
 
-    async def plan(self, run_id: str, *, items: bool = False) -> list[Decision]:
-        """Give what a resume would do with each path, and why; executes and changes nothing."""
+    async def plan(self, run_id: str, *, items: bool = False, asked: Asked | None = None) -> list[Decision]:
+        """Give what a resume would do with each path, and why; executes and changes nothing.
+
+        `asked`: what somebody is about to ask for instead (`Asked(retry="score[3]")`); made by the same code
+        as the retry.
+        """
         loaded = await self._load(run_id)
         self._refuse_undone(loaded)
-        program = self._program_of(loaded)
+        program = self._program_of(loaded, force=asked is not None and asked.force)
         snapshot = Snapshot(loaded.records)
+        await self._adopted(loaded, program, snapshot, force=True)
+        before, other = snapshot.paths.copy(), other_code(program, snapshot)
+        other |= {path[: path.rindex("[")] for path in other if path.endswith("]")}
+        if asked is not None:
+            taken_up(program, snapshot, run_id, asked, self._clock.now())
         inputs = await self._inputs(loaded, snapshot)
         digests = {name: digest for name, (_, digest) in inputs.items()}
-        return plan(program.body, snapshot, digests, items=items, now=self._clock.now())
+        return plan(
+            program.body,
+            snapshot,
+            digests,
+            items=items,
+            now=self._clock.now(),
+            before=before,
+            other_code=other,
+        )
 
-    async def get(self, run_id: str) -> RunInfo:
-        """Give a run with the state of each of its paths; needs no code."""
+    async def explain(self, run_id: str, path: str | Callable[..., Any]) -> Explanation:
+        """Give what happened to a path each time its run was driven, and why; needs no code."""
+        return explain(await self._load(run_id), self._path_of(path))
+
+    async def get(self, run_id: str, at: int | None = None) -> RunInfo:
+        """Give a run with the state of each of its paths; needs no code. `at`: as it was after the event of
+        this seq.
+        """
         loaded = await self._load(run_id)
+        if at is not None:
+            return past_info(loaded, at)
         return run_info(loaded.row, loaded.holder, loaded)
 
     async def runs(
@@ -632,29 +692,79 @@ class Engine:
         asked: Asked,
     ) -> Run | None:
         run_id = _uuid7(self._clock.now())
+        run = self._make(program, run_id, Snapshot(), packed, asked)
+        guard, facts = await self._first(program, run_id, packed, key, saw)
+        created = run_record(RUN_CREATED, self._clock.now(), None, **facts)
+        outcome = await self._open_run(run, guard, [created], program.definition)
+        if isinstance(outcome, Refused):
+            return None  # somebody started a run with this key meanwhile: look again
+        return run
+
+    async def _first(
+        self,
+        program: Program,
+        run_id: str,
+        packed: Mapping[str, tuple[str, bytes]],
+        key: str | None,
+        saw: int | None,
+    ) -> tuple[NewRun, dict[str, Any]]:
+        """Give the guard that makes a run and the facts of its first record."""
         text = inputs_text(packed)
         facts: dict[str, Any] = {"codes": program.codes}
         facts["inputs"] = {name: digest.hex() for name, (_, digest) in packed.items()}
         if self._blobs is not None and len(text) > self._spill_bytes:
             facts["inputs_blob"] = await self._spill(run_id, text)
             text = "{}"
-        run = self._make(program, run_id, Snapshot(), packed, asked)
-        guard = NewRun(
-            run_id,
-            program.graph.workflow,
-            program.graph.version,
-            key,
-            saw,
-            self._session,
-            "manual",
-            text,
-            inputs_digest(packed),
-        )
-        created = run_record(RUN_CREATED, self._clock.now(), None, **facts)
-        outcome = await self._open_run(run, guard, [created], program.definition)
-        if isinstance(outcome, Refused):
-            return None  # somebody started a run with this key meanwhile: look again
-        return run
+        graph, digest = program.graph, inputs_digest(packed)
+        guard = NewRun(run_id, graph.workflow, graph.version, key, saw, self._session, "manual", text, digest)
+        return guard, facts
+
+    async def _create_fork(
+        self,
+        program: Program,
+        loaded: Loaded,
+        packed: Mapping[str, tuple[str, bytes]],
+        copies: Sequence[Copy],
+        key: str | None,
+        start: str | None,
+    ) -> str:
+        """Make a run that has these records from its first unit on, for whoever claims it; gives its id."""
+        old, run_id = loaded.row, _uuid7(self._clock.now())
+        records = await self._brought(old.run_id, run_id, copies)
+        while True:
+            found = await self._store.find(workflow=old.workflow, key=key, limit=1) if key is not None else []
+            row, holder = found[0] if found else (None, None)
+            if row is not None and holder is not None and holder.alive:
+                raise AlreadyRunning(row.run_id, str(holder), to_datetime(holder.started_at))
+            guard, facts = await self._first(program, run_id, packed, key, row and row.run)
+            guard = replace(
+                guard, session=None, source="fork", forked_from=old.run, forked_at_seq=_last(loaded)
+            )
+            facts |= {"forked_from": old.run_id, "forked_at_seq": _last(loaded), "permitted": ["*"]}
+            facts |= {"from": start} if start else {}
+            created = run_record(RUN_CREATED, self._clock.now(), None, **facts)
+            outcome = await self._journal.commit(Unit(guard, [created, *records], program.definition))
+            if isinstance(outcome, Committed):
+                return run_id
+            if not isinstance(outcome, Refused):
+                raise _store_error(outcome)
+
+    async def _brought(self, old: str, new: str, copies: Sequence[Copy]) -> list[Record]:
+        """Give copied records with their outputs; those in blobs are copied to the new run's own."""
+        plain = [copy.output for copy in copies if copy.output is not None and copy.output.blob is None]
+        texts = iter(await self._fetch(old, plain))
+        records = []
+        for record, output in copies:
+            if output is None:
+                records.append(record)
+            elif output.blob is None:
+                text = next(texts)
+                records.append(record._replace(output=text, size=len(text)))
+            else:
+                (text,) = await self._fetch(old, [output])
+                facts = record.facts | {"blob": await self._spill(new, text)}
+                records.append(record._replace(data=json.dumps(facts)))
+        return records
 
     async def _take_up(
         self,
@@ -677,11 +787,13 @@ class Engine:
             raise InputsChanged(row.workflow, row.key or "", row.run_id, names)
         if row.status == RunStatus.COMPLETED:
             return self._stored_result(loaded)
-        self._check_definition(loaded, program, force=False)
+        changed, moves = await self._adopted(loaded, program, snapshot, force=False)
+        records = taken_up(program, snapshot, row.run_id, asked, self._clock.now())
+        records[1:1] = moves
         try:
             if row.status == RunStatus.ROLLING_BACK:
                 return await self._undo(loaded)
-            return await self._claim(loaded, program, snapshot, stored, asked)
+            return await self._claim(loaded, program, snapshot, stored, asked, records, changed)
         except RunLocked as locked:
             raise AlreadyRunning(locked.run_id, locked.holder, locked.since) from None
 
@@ -696,9 +808,13 @@ class Engine:
             if self._is_over(loaded, snapshot, asked):
                 return self._stored_result(loaded)
             program = self._program_of(loaded, force=asked.force)
-            changed = self._check_definition(loaded, program, force=asked.force)
+            changed, moves = await self._adopted(loaded, program, snapshot, force=asked.force)
+            records = taken_up(program, snapshot, run_id, asked, self._clock.now())
+            if loaded.row.status == RunStatus.COMPLETED and len(records) == 1:
+                return self._stored_result(loaded)  # nothing was to be set back
+            records[1:1] = moves
             inputs = await self._inputs(loaded, snapshot)
-            run = await self._claim(loaded, program, snapshot, inputs, asked, changed)
+            run = await self._claim(loaded, program, snapshot, inputs, asked, records, changed)
         with self._lent_slot():
             result = await self._attend(run)
         if raise_on_failure:
@@ -711,7 +827,7 @@ class Engine:
         self._refuse_undone(loaded)
         if status is RunStatus.CANCELLED and asked.retry is None:
             raise RunCancelled(loaded.row.run_id, snapshot.cancel_by or "")
-        return status is RunStatus.COMPLETED and not (asked.retry or asked.code_changed)
+        return status is RunStatus.COMPLETED and not asked.reopens
 
     @staticmethod
     def _refuse_undone(loaded: Loaded) -> None:
@@ -734,7 +850,7 @@ class Engine:
         """Take a run over to roll it back, or to go on with that; None if it was written to meanwhile."""
         row, services = loaded.row, self._services
         program = self._program_of(loaded)
-        self._check_definition(loaded, program, force=False)
+        self._check_same(loaded, program)
         to = program.id_of(to) if callable(to) else to
         record = opening(program.body, loaded, to, accept, self._clock.now())
         nobodys, context = Owned(0, self._session, 0), copy_context()
@@ -752,32 +868,13 @@ class Engine:
         snapshot: Snapshot,
         inputs: Mapping[str, tuple[str, bytes]],
         asked: Asked,
-        changed: bool = False,
+        records: list[Record],
+        changed: bool,
     ) -> Run | None:
         """Take a run over and decide all that can be decided, in one commit; None if it was written to
         meanwhile.
         """
-        run_id, now = loaded.row.run_id, self._clock.now()
-        retry = asked.retry
-        retry = program.id_of(retry) if callable(retry) else retry
-        if retry is None:
-            doubtful = uncertain_paths(program.body, snapshot)
-            if doubtful:
-                raise UncertainNode(run_id, doubtful)
-        facts: dict[str, Any] = {"by": "resume" if retry is None else "retry"}
-        if retry:
-            facts["from"] = retry
-        if program.codes != snapshot.codes:
-            facts["codes"] = program.codes
-        if asked.budget is not None:
-            facts["budget"] = {"tokens": asked.budget.tokens, "cost": asked.budget.cost}
-        claimed = run_record(RUN_CLAIMED, now, None, **facts)
-        snapshot.budget = facts.get("budget", snapshot.budget)
-        records = [claimed]
-        for path in to_reset(program, snapshot, retry):
-            prior = snapshot.paths[path]
-            records.append(node_record(RESET, path, prior.attempt, now, "asked"))
-            snapshot.apply(records[-1])
+        run_id = loaded.row.run_id
         run = self._make(program, run_id, snapshot, inputs, asked)
         guard = Claim(loaded.row.run, self._session, _last(loaded))
         outcome = await self._open_run(run, guard, records, program.definition if changed else None)
@@ -1005,21 +1102,42 @@ class Engine:
             others = [wf for (name, _), wf in self._registered.items() if name == row.workflow]
             if not others:
                 raise WorkflowNotRegistered(row.run_id, row.workflow, row.version)
-            wf = others[-1]
-            if not force:
+            newer = [wf for wf in others if row.version in wf.migrations]
+            wf = (newer or others)[-1]
+            if not force and not newer:
                 text = describe(wf.compiled).graph
                 raise VersionMismatch(row.run_id, row.workflow, differences(loaded.graph, text))
         return self._program(wf)
 
+    async def _adopted(
+        self, loaded: Loaded, program: Program, snapshot: Snapshot, *, force: bool
+    ) -> tuple[bool, list[Record]]:
+        """Say whether the definition is another than the run's, and give the records of its migration, which
+        are applied. VersionMismatch if there is none, unless a person forces it.
+        """
+        row, graph = loaded.row, program.graph
+        if _is_same(loaded, program):
+            return False, []
+        migration = graph.migrations.get(row.version)
+        if migration is None or row.version == graph.version:
+            if not force:
+                self._check_same(loaded, program)
+            return True, []
+        moves = migrated(program, snapshot, loaded.graph, migration, self._clock.now())
+        old = [move.old for move in moves if move.old is not None]
+        texts = iter(await self._fetch(row.run_id, old))
+        records = [
+            move.record if move.old is None else transformed(move, next(texts), program) for move in moves
+        ]
+        take_over(snapshot, records, migration.rename)
+        return True, records
+
     @staticmethod
-    def _check_definition(loaded: Loaded, program: Program, *, force: bool) -> bool:
-        """Say whether the definition is another than the run's; VersionMismatch unless a person forces it."""
-        if loaded.graph == program.definition.graph or identity(loaded.graph) == program.definition.hash:
-            return False
-        if not force:
+    def _check_same(loaded: Loaded, program: Program) -> None:
+        """Raise VersionMismatch, with the differences, if the run was started with another definition."""
+        if not _is_same(loaded, program):
             found = differences(loaded.graph, program.definition.graph)
             raise VersionMismatch(loaded.row.run_id, loaded.row.workflow, found)
-        return True
 
     def _executor(self, name: str) -> Executor:
         found = self._executors.get(name)
@@ -1145,6 +1263,10 @@ class Engine:
 
 
 # -- pieces ---------------------------------------------------------------------------------------------
+
+
+def _is_same(loaded: Loaded, program: Program) -> bool:
+    return loaded.graph == program.definition.graph or identity(loaded.graph) == program.definition.hash
 
 
 def _store(url: str, synchronous: Literal["full", "normal"], adopt: bool, clock: Clock) -> Store:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from dagresume.clock import to_datetime
@@ -149,6 +151,9 @@ MOVED: Final = (
 )
 AGAIN: Final = "again"  # reason: it was blocked, and receives now what it had completed with
 ONCE_UNCERTAIN: Final = "once_uncertain"  # reason: a call made once began and nobody knows how it ended
+COPIED: Final = "copied"  # reason: a fork took the output over from another run
+MIGRATED: Final = "migrated"  # reason: it completed under an older version of the definition
+_TAKEN_OVER: Final = frozenset({COPIED, MIGRATED})
 RETRY: Final = "retry"  # reason of a failed attempt that is tried again by itself at data.retry_at
 UNDO_FAILED_REASON: Final = "compensation_failed"
 UNDO_RESTS: Final = frozenset({UNDO_FAILED_REASON, "cancelled", "shutdown", "not_stored"})
@@ -289,6 +294,11 @@ def segments(path: str) -> list[tuple[str, int | None]]:
     return found
 
 
+def names(path: str) -> str:
+    """Give a path without its indexes: `screen[3]/evaluate` → `screen/evaluate`."""
+    return "/".join(node for node, _ in segments(path)) if "[" in path else path
+
+
 def enclosing(path: str) -> list[str]:
     """Give what encloses a path, innermost first: `a[1]/b[2]` → `a[1]/b`, `a[1]`, `a`."""
     found = []
@@ -324,7 +334,8 @@ class Snapshot:
     person set. `permitted`: nodes of which a person said that they run again if their input changes ("*":
     all). `undone`: the last record of every undo that was begun. `states` holds what each path saved last,
     until it is run again after it had completed. `forgiven`: up to which attempt somebody answered for a path
-    whose effect was not known, and where the call made once is kept that was asked about.
+    whose effect was not known, and where the call made once is kept that was asked about. `coded`: the code
+    hashes the run was driven with, each with the seq from which on.
     """
 
     __slots__ = (
@@ -332,6 +343,7 @@ class Snapshot:
         "budget",
         "cancel_by",
         "claims",
+        "coded",
         "codes",
         "counts",
         "decisions",
@@ -359,6 +371,7 @@ class Snapshot:
         self.generations: dict[str, int] = {}
         self.before: dict[str, int] = {}
         self.codes: dict[str, str] = {}
+        self.coded: list[tuple[int, dict[str, str]]] = []
         self.counts: dict[str, int] = {}
         self.states: dict[str, Record] = {}
         self.forgiven: dict[str, tuple[int, list[str] | None]] = {}
@@ -409,13 +422,16 @@ class Snapshot:
             self.states[record.path] = record
 
     def _note(self, record: Record) -> None:
-        """Note what an attempt used up, and which signal a wait has taken."""
+        """Note what an attempt used up, how many items a map has, and which signal a wait has taken.
+
+        A record whose output lies with another one, or in another run, says again what was counted.
+        """
         facts = record.facts
-        used = (
-            facts.get("usage", {}) if "seq" not in facts else {}
-        )  # else it tells of another record's output
-        for name, amount in used.items():
-            self.used[name] = self.used.get(name, 0) + amount
+        if "seq" not in facts and record.reason not in _TAKEN_OVER:
+            for name, amount in facts.get("usage", {}).items():
+                self.used[name] = self.used.get(name, 0) + amount
+        if "count" in facts:
+            self.counts[record.path or ""] = facts["count"]
         if "signal" in facts:
             self.signals.pop(facts["signal"], None)
 
@@ -452,20 +468,40 @@ class Snapshot:
         self.status, self.reason, self.status_at = status, record.reason, record.at
         if record.kind == RUN_CREATED:
             self.started_at = record.at
-            self._set_rules(record.facts)
+            self._set_rules(record.facts, record.seq or 0)
         elif record.kind == RUN_CLAIMED:
             facts = record.facts
             self.claims += 1
             self.cancel_by = None
-            self._set_rules(facts)
+            self._set_rules(facts, record.seq or 0)
             if not facts.get("automatic"):
                 self.fresh_seq = record.seq or 0
                 self.before.clear()
 
-    def _set_rules(self, facts: Mapping[str, Any]) -> None:
-        self.codes = facts.get("codes", self.codes)
+    def _set_rules(self, facts: Mapping[str, Any], seq: int) -> None:
+        if "codes" in facts:
+            self.codes = facts["codes"]
+            self.coded.append((seq, self.codes))
         self.budget = facts.get("budget", self.budget)
         self.permitted |= frozenset(facts.get("permitted", ()))
+
+    def permits(self, path: str) -> bool:
+        """Say whether a person allowed this path to run again if its input changes, although it is not
+        idempotent.
+        """
+        return bool(self.permitted) and ("*" in self.permitted or names(path) in self.permitted)
+
+    def code_of(self, record: Record) -> str | None:
+        """Give the hash of the code that made the output this record stands for; None if that is not
+        known.
+        """
+        facts = record.facts if record.data is not None else {}
+        if "code" in facts:
+            return str(facts["code"])
+        seq = facts.get("seq") or record.seq or 0
+        place = bisect_right(self.coded, seq, key=itemgetter(0)) - 1
+        codes = self.coded[place][1] if place >= 0 else {}
+        return codes.get(names(record.path or ""), codes.get("*"))
 
     def attempts_used(self, path: str) -> int:
         """Give how many tries this path has used up of its present retry budget."""

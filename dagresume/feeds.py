@@ -14,7 +14,7 @@ from dagresume.events import Record
 from dagresume.jobs import OPEN, Cells, Job, Listing, Step
 from dagresume.nests import Nest
 from dagresume.observe import failure_of
-from dagresume.planner import Vertex
+from dagresume.planner import Vertex, matches
 from dagresume.policy import ItemFailure, Join, NodeFailure, Settled, tolerated
 from dagresume.results import Stored
 
@@ -43,6 +43,8 @@ def cell_of(record: Record) -> str | Stored:
     if record.reason == PASSED:
         passed: str = record.facts["passed"]
         return passed
+    if record.output is not None:  # it is written with the unit that is being made
+        return record.output
     return NULL if record.digest == NULL_DIGEST else Stored.of(record)
 
 
@@ -172,7 +174,8 @@ class Feed:
                     self.cells.put(k, NULL, NULL_DIGEST)
                     self.left -= 1
                 continue
-            if k < self.count and prior.input == fingerprints[k]:
+            if k < self.count and matches(prior, fingerprints[k]):
+                self.run.reused(prior, fingerprints[k], step)
                 self._reuse(k, prior)
             elif prior.reason != PASSED:
                 spare.add(k, prior)
@@ -322,7 +325,8 @@ class Feed:
         passed = self._passed(k)
         prior = None if self.vertex.pure else self.run.snapshot.paths.get(f"{self.path}[{k}]")
         fingerprint = self._item(k)[1] if prior is not None or passed is not None else b""
-        if prior is not None and prior.kind == ev.COMPLETED and prior.input == fingerprint:
+        if prior is not None and matches(prior, fingerprint):
+            self.run.reused(prior, fingerprint, step)
             self.settled(k, cell_of(prior), prior.digest or bytes(16), step)
         elif _was_skipped(prior, fingerprint):
             self.settled(k, NULL, NULL_DIGEST, step)

@@ -17,7 +17,7 @@ from dagresume.errors import DagresumeError, StoreError
 from dagresume.events import Record
 from dagresume.jobs import Cells, Driver, Input, Job, Raw, Step
 from dagresume.observe import tell
-from dagresume.planner import ABSENT, Vertex
+from dagresume.planner import ABSENT, Vertex, matches
 from dagresume.policy import NodeFailure, Settled
 from dagresume.results import Stored
 from dagresume.workflow import Loop as LoopNode
@@ -294,9 +294,10 @@ class Loop(_Container):
                 self.digest if part is None else part for part in self._parts
             )
             prior = paths.get(path)
-            if prior is None or prior.kind != ev.COMPLETED or prior.input != fingerprint:
+            if prior is None or not matches(prior, fingerprint):
                 self._open(path, prior, fingerprint, step)
                 return
+            self.run.reused(prior, fingerprint, step)
             self.cell, self.digest = Stored.of(prior), prior.digest or bytes(16)
             done = prior.facts.get("done") if prior.data is not None else None
             if done is None:  # it was never asked: the process died between the round and the answer

@@ -6,13 +6,16 @@ Pure, and one pass over the graph; graphs inside nodes are foreseen the same way
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from dagresume import events as ev
 from dagresume.events import Record, Snapshot
 from dagresume.planner import (
+    AGAIN,
     HANDLED,
+    NEW,
     RECONCILE,
     UNCERTAIN,
     UNCHANGED,
@@ -24,9 +27,11 @@ from dagresume.planner import (
     decide,
     decision_of,
     handled,
+    is_body,
     part,
     resolution,
     reuses,
+    uncertain,
     word_about,
 )
 from dagresume.policy import Join, Settled, join
@@ -54,15 +59,56 @@ Foreseen = tuple[_Outlook, list[Decision]]
 
 
 def plan(
-    body: Body, snapshot: Snapshot, inputs: Mapping[str, bytes], *, items: bool = False, now: int = 0
+    body: Body,
+    snapshot: Snapshot,
+    inputs: Mapping[str, bytes],
+    *,
+    items: bool = False,
+    now: int = 0,
+    before: Mapping[str, Record] | None = None,
+    other_code: Collection[str] = (),
 ) -> list[Decision]:
     """Give a decision for every node in topological order; what is inside a node comes after it.
 
     With `items`, also for every item of a map and round of a loop. Every `run` runs, every `reuse` is reused,
     every `check` does one of both once what is above it is known; nothing else runs. `now`: microseconds
-    UTC, for waits.
+    UTC, for waits. `before`: the records by path before a person set some of them back; `other_code`: the
+    paths whose code is another now.
     """
-    return _Foresight(body, snapshot, inputs, "", items, now).look()[1]
+    found = _Foresight(body, snapshot, inputs, "", items, now).look()[1]
+    if before is None and not other_code:
+        return found
+    past = snapshot.paths if before is None else before
+    return [_told(body, snapshot, decision, past.get(decision.path), other_code) for decision in found]
+
+
+def _told(
+    body: Body, snapshot: Snapshot, decision: Decision, prior: Record | None, other_code: Collection[str]
+) -> Decision:
+    """Give a decision with what it means: how much the path took, whether its effect happens once more."""
+    path, vertex = decision.path, body.at(decision.path)
+    done = decision_of(path, Verdict(Action(decision.action), decision.reason), prior)
+    repeats = None
+    if vertex is not None and not vertex.idempotent and is_body(vertex, path):
+        repeats = _repeats(snapshot, decision, prior)
+    return replace(
+        decision, seconds=done.seconds, usage=done.usage, repeats=repeats, code_changed=path in other_code
+    )
+
+
+def _repeats(snapshot: Snapshot, decision: Decision, prior: Record | None) -> str | None:
+    asked = _is_asked(snapshot.paths.get(decision.path))
+    may = decision.action == Action.CHECK and (snapshot.permits(decision.path) or asked)
+    if prior is None or decision.reason == RECONCILE.reason or not (may or decision.action == Action.RUN):
+        return None
+    if prior.kind == ev.COMPLETED or (prior.kind, prior.reason) == (ev.WAITING, ev.HELD):
+        return "completed"
+    return "uncertain" if uncertain(prior, idempotent=False) else None
+
+
+def _is_asked(record: Record | None) -> bool:
+    """Say whether a person has set this path back."""
+    return record is not None and (record.kind, record.reason) == (ev.RESET, AGAIN.reason)
 
 
 class _Foresight:
@@ -121,6 +167,8 @@ class _Foresight:
             return _FAILED, [decision_of(path, HANDLED, prior)]
         if ended["runs"] or ended["maybe"]:
             return self._below_open(vertex, path, prior, sure=verdict is Join.RUN)
+        if self.inputs is None and prior is not None and self._is_behind(vertex, prior):
+            return self._below_open(vertex, path, prior, sure=True)
         fingerprint = self._fingerprint(vertex, prior)
         if prior is not None and (prior.kind, prior.reason, prior.input) == (
             ev.SKIPPED,
@@ -131,10 +179,21 @@ class _Foresight:
         return self._settled_above(vertex, path, prior, fingerprint)
 
     def _fingerprint(self, vertex: Vertex, prior: Record | None) -> bytes:
-        if self.inputs is None:  # what comes from outside is as it was, and so is what was reused above
-            return (prior.input if prior is not None else None) or bytes(16)
         inputs = self.inputs
+        if inputs is None:  # what comes from outside is as it was, and so is what was reused above
+            if any(source.kind == "input" for source in vertex.received):
+                return (prior.input if prior is not None else None) or bytes(16)
+            inputs = {}
         return vertex.fingerprint(part(s, lambda i: self.outlooks[i].digest, inputs) for s in vertex.received)
+
+    def _is_behind(self, vertex: Vertex, prior: Record) -> bool:
+        """Say whether something above a path that has completed is newer than it, and it is not known what it
+        would receive.
+        """
+        if not ev.has_output(prior) or not any(source.kind == "input" for source in vertex.received):
+            return False
+        above = (self.snapshot.paths.get(self.prefix + self.rules[p].id) for p in vertex.parents)
+        return any(record is not None and (record.seq or 0) > (prior.seq or 0) for record in above)
 
     def _settled_above(self, vertex: Vertex, path: str, prior: Record | None, fingerprint: bytes) -> Foreseen:
         """A node of which it is known what it will receive."""
@@ -168,12 +227,8 @@ class _Foresight:
         word = word_about(path, prior, self.snapshot, idempotent=vertex.idempotent)
         if word is not None:
             return word
-        idempotent = vertex.idempotent or vertex.body is not None or self._permitted(path)
+        idempotent = vertex.idempotent or vertex.body is not None or self.snapshot.permits(path)
         return decide(prior, fingerprint, idempotent=idempotent, reconcilable=vertex.reconcilable)
-
-    def _permitted(self, path: str) -> bool:
-        allowed = self.snapshot.permitted
-        return bool(allowed) and ("*" in allowed or "/".join(n for n, _ in ev.segments(path)) in allowed)
 
     def _ends(
         self, vertex: Vertex, path: str, found: Verdict, prior: Record | None, fingerprint: bytes
@@ -212,6 +267,9 @@ class _Foresight:
                 decision_of(path, reason, prior, counts),
                 *self._checks(vertex, path, reason.reason),
             ]
+        if vertex.is_map and sure and _is_asked(prior):
+            own = decision_of(path, AGAIN, prior, self._counts(vertex, path))
+            return outlook, [own, *self._checks(vertex, path, "items_not_known")]
         if vertex.is_map:
             counts = {Action.CHECK.value: known} if (known := self.snapshot.counts.get(path, 0)) else {}
             own = decision_of(path, Verdict(Action.CHECK, "items_not_known"), prior, counts)
@@ -220,6 +278,11 @@ class _Foresight:
             found = self._verdict(vertex, path, prior, None)
             if found.action is Action.HOLD:
                 return _ASKS, [decision_of(path, found, prior)]
+        if sure and prior is None and vertex.body is not None and not (vertex.is_map or vertex.is_loop):
+            whole, inside = self._inside(vertex.body, path)
+            return whole, [decision_of(path, UPSTREAM, prior), *map(_after_others, inside)]
+        if sure and _is_asked(prior):
+            return outlook, [decision_of(path, AGAIN, prior), *self._checks(vertex, path, "upstream_runs")]
         why = "upstream_runs" if sure else ev.CONDITION if vertex.node.when else "depends_on_parents"
         found = Verdict(Action.RUN if sure else Action.CHECK, why)
         own = decision_of(path, found, prior)
@@ -236,12 +299,15 @@ class _Foresight:
             return []
         instances = [f"{path}[{k}]" for k in range(self._known(vertex, path))] if many else [path]
         found = [decision_of(p, verdict, self.snapshot.paths.get(p)) for p in instances] if many else []
-        for inner in vertex.body.rules if vertex.body is not None else ():
-            for instance in instances:
-                below = f"{instance}/{inner.id}"
-                found.append(decision_of(below, verdict, self.snapshot.paths.get(below)))
-                found += self._alike(inner, below, verdict)
+        for instance in instances:
+            found += self._inside_checks(vertex, instance, verdict)
         return found
+
+    def _inside_checks(self, vertex: Vertex, path: str, verdict: Verdict) -> Iterator[Decision]:
+        for inner in vertex.body.rules if vertex.body is not None else ():
+            below = f"{path}/{inner.id}"
+            yield decision_of(below, verdict, self.snapshot.paths.get(below))
+            yield from self._alike(inner, below, verdict)
 
     def _known(self, vertex: Vertex, path: str) -> int:
         """Give how many items or rounds of a node there are records of."""
@@ -306,7 +372,8 @@ class _Foresight:
             )
             own = decision_of(path, why, prior, counts)
             return outlook, [own, *self._items(vertex, path, own)]
-        own = decision_of(path, Verdict(Action.RUN, "items_missing" if counts else "new"), prior, counts)
+        missing = Verdict(Action.RUN, "items_missing" if counts else "new")
+        own = decision_of(path, AGAIN if _is_asked(prior) else missing, prior, counts)
         sure = vertex.node.when is None and not counts.get(Action.CHECK)
         return (_RUNS if sure else _MAYBE), [own, *self._items(vertex, path, own)]
 
@@ -366,7 +433,7 @@ class _Foresight:
             own = decision_of(path, Verdict(Action.CHECK, "input_may_change"), prior)
             return _MAYBE, [own, *self._checks(vertex, path, "input_may_change")]
         outlook, inside = self._inside(vertex.body, path)
-        verdict = _summed_up(inside, new=prior is None)
+        verdict = AGAIN if _is_asked(prior) else _summed_up(inside, new=prior is None)
         return outlook, [decision_of(path, verdict, prior), *inside]
 
     def _loop(self, vertex: Vertex, path: str, prior: Record | None, fingerprint: bytes) -> Foreseen:
@@ -415,9 +482,14 @@ class _Foresight:
             verdict = UNCERTAIN if outlook.held == "upstream_held" else Verdict(Action.WAIT, "rounds_wait")
         else:
             verdict = Verdict(Action.RUN, "rounds_missing" if rounds or record is not None else "new")
+            verdict = AGAIN if _is_asked(prior) else verdict
         counts = {Action.REUSE.value: len(rounds)} if rounds else {}
         own = decision_of(path, verdict, prior, counts | {found.action.value: 1})
         shown = [*rounds, decision_of(at, found, record), *inside] if self.items else []
+        for later in range(len(rounds) + 1, self._known(vertex, path) if self.items else 0):
+            instance = f"{path}[{later}]"
+            shown.append(decision_of(instance, DEPENDS, self.snapshot.paths.get(instance)))
+            shown += self._inside_checks(vertex, instance, DEPENDS)
         return outlook._replace(digest=None), [own, *shown]
 
     # -- pure nodes -----------------------------------------------------------------------------------
@@ -438,6 +510,8 @@ class _Foresight:
         return decisions
 
 
+UPSTREAM: Final = Verdict(Action.RUN, "upstream_runs")
+DEPENDS: Final = Verdict(Action.CHECK, "depends_on_parents")
 _BEGUN: Final = frozenset({ev.STARTED, ev.FAILED, ev.INTERRUPTED, ev.CANCELLED, ev.WAITING})
 
 
@@ -448,6 +522,11 @@ def _changed(prior: Record | None, fingerprint: bytes) -> bool:
     if prior.kind == ev.RESET and prior.reason == "input_changed":
         return True
     return prior.input is not None and prior.input != fingerprint
+
+
+def _after_others(decision: Decision) -> Decision:
+    """What has no record inside a node that is entered later runs after what is above the node."""
+    return replace(decision, reason=UPSTREAM.reason) if decision.reason == NEW.reason else decision
 
 
 def _summed_up(inside: Iterable[Decision], *, new: bool) -> Verdict:

@@ -14,6 +14,7 @@ from dagresume.events import (
     COMPLETED,
     FAILED,
     INTERRUPTED,
+    MIGRATED,
     RESET,
     SKIPPED,
     STARTED,
@@ -36,6 +37,8 @@ __all__ = [
     "Verdict",
     "Vertex",
     "decide",
+    "matches",
+    "reuses",
     "uncertain",
     "uncertain_paths",
 ]
@@ -266,6 +269,15 @@ def uncertain(prior: Record | None, idempotent: bool) -> bool:
     return prior.kind == FAILED and prior.reason == NOT_STORABLE
 
 
+def matches(prior: Record, fingerprint: bytes | None) -> bool:
+    """Say whether a path completed with this input. What an older version of the definition completed stays
+    so, whatever its parameters were called.
+    """
+    if not has_output(prior):
+        return False
+    return prior.input == fingerprint or (prior.input is None and prior.reason == MIGRATED)
+
+
 def decide(
     prior: Record | None, fingerprint: bytes | None, *, idempotent: bool, reconcilable: bool = False
 ) -> Verdict:
@@ -276,7 +288,7 @@ def decide(
         return NEW
     kind = prior.kind
     if has_output(prior):
-        if prior.input == fingerprint:
+        if matches(prior, fingerprint):
             return UNCHANGED
         return INPUT_CHANGED if idempotent else HELD
     if uncertain(prior, idempotent):
@@ -375,7 +387,9 @@ class Decision:
 
     `seconds` is what its last completed attempt took (what reusing it saves, or what running it again may
     cost), None if unknown; `usage` what it used up. A map is one decision: `items` counts its items by
-    action.
+    action. `repeats`: its effect happens once more, since it is not idempotent and has completed
+    ("completed") or may have taken effect ("uncertain"); None: it does not. `code_changed`: its code, or that
+    of one of its items, is another than when it ran; by itself that runs nothing again.
     """
 
     path: str
@@ -384,6 +398,8 @@ class Decision:
     seconds: float | None = None
     usage: Mapping[str, float] = field(default_factory=dict)
     items: Mapping[str, int] = field(default_factory=dict)
+    repeats: str | None = None
+    code_changed: bool = False
 
 
 def word_about(path: str, prior: Record | None, snapshot: Snapshot, *, idempotent: bool) -> Verdict | None:

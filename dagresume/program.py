@@ -3,28 +3,59 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from unicodedata import normalize
 
 from dagresume import codec
 from dagresume.definition import code_hashes, describe
-from dagresume.errors import DefinitionError, OutputNotSerializable
-from dagresume.events import HELD, RESET, WAITING, Snapshot, segments
-from dagresume.planner import Body, Vertex, uncertain_paths
+from dagresume.errors import DefinitionError, OutputNotSerializable, UncertainNode
+from dagresume.events import (
+    COMPLETED,
+    FAILED,
+    HELD,
+    RESET,
+    RUN_CLAIMED,
+    SKIPPED,
+    WAITING,
+    WITHDRAWN,
+    Record,
+    Snapshot,
+    names,
+    node_record,
+    run_record,
+    segments,
+)
+from dagresume.planner import Body, Vertex, is_body, uncertain_paths
 from dagresume.policy import Budget
+from dagresume.reach import Reach
 from dagresume.store import Definition
 from dagresume.workflow import Graph, nearest
 
-__all__ = ["Asked", "Program", "Wait", "inputs_digest", "inputs_text", "to_reset"]
+__all__ = [
+    "Asked",
+    "Program",
+    "Wait",
+    "inputs_digest",
+    "inputs_text",
+    "is_leaf",
+    "permitted",
+    "steps_to",
+    "to_reset",
+]
 
 Wait = Literal["timers", "all", "none"]
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What somebody asks for when a run begins or goes on. `retry`: None, "" (all that failed) or a path."""
+    """What somebody asks for when a run begins or goes on.
+
+    `retry`: None, "" (all that failed), a path, or a node's function. `only_changed`: what is below runs
+    again only if what it receives differs; `only_failed`: of the map that is named only its failed items;
+    `code_changed`: instead of a path, those whose code is another now.
+    """
 
     wait: Wait = "timers"
     retry: str | Callable[..., Any] | None = None
@@ -37,6 +68,17 @@ class Asked:
     def __post_init__(self) -> None:
         if self.wait not in {"timers", "all", "none"}:
             raise ValueError(f"wait={self.wait!r}: 'timers', 'all' or 'none'")
+        if self.code_changed and (self.retry or self.only_failed):
+            raise DefinitionError("code_changed finds by itself what runs again: leave the node out.")
+        if self.only_failed and not self.retry:
+            raise DefinitionError("only_failed is about the items of a map: name it with from_node=.")
+        if self.only_changed and not (self.retry or self.code_changed):
+            raise DefinitionError("only_changed is about what is below a node: name it with from_node=.")
+
+    @property
+    def reopens(self) -> bool:
+        """Whether it sets paths back that have completed."""
+        return bool(self.retry) or self.code_changed
 
 
 class Program:
@@ -52,6 +94,10 @@ class Program:
         self.definition: Definition = describe(graph)
         self.codes = _compact(code_hashes(graph))
         self.input_types = self.body.input_types
+
+    def path_of(self, named: str | Callable[..., Any] | None) -> str | None:
+        """Give the path a person named, by itself or by a node's function."""
+        return self.id_of(named) if callable(named) else named
 
     def id_of(self, function: Callable[..., Any]) -> str:
         """Give the node whose function this is."""
@@ -96,8 +142,43 @@ def inputs_text(packed: Mapping[str, tuple[str, bytes]]) -> str:
     return "{" + ",".join(f"{codec.pack(name)}:{text}" for name, (text, _) in packed.items()) + "}"
 
 
-def to_reset(program: Program, snapshot: Snapshot, retry: str | None) -> list[str]:
+# -- a person's word ------------------------------------------------------------------------------------
+
+
+def taken_up(program: Program, snapshot: Snapshot, run_id: str, asked: Asked, now: int) -> list[Record]:
+    """Give the record of a claim with what a person asks for, then a reset of each path that it sets back;
+    the resets are applied.
+
+    Raises UncertainNode if a resume meets paths of which nobody knows whether they took effect.
+    """
+    retry = program.path_of(asked.retry)
+    if retry is None and not asked.code_changed and (doubtful := uncertain_paths(program.body, snapshot)):
+        raise UncertainNode(run_id, doubtful)
+    reset = to_reset(program, snapshot, asked)
+    facts: dict[str, Any] = {"by": "resume" if retry is None else "retry"}
+    if retry:
+        facts["from"] = retry
+    facts |= {word: True for word in ("only_changed", "only_failed", "code_changed") if getattr(asked, word)}
+    if allowed := permitted(program, snapshot, asked, reset):
+        facts["permitted"] = allowed
+        snapshot.permitted |= frozenset(allowed)
+    if program.codes != snapshot.codes:
+        facts["codes"] = program.codes
+    if asked.budget is not None:
+        facts["budget"] = {"tokens": asked.budget.tokens, "cost": asked.budget.cost}
+        snapshot.budget = facts["budget"]
+    records = [run_record(RUN_CLAIMED, now, None, **facts)]
+    for path in reset:
+        records.append(node_record(RESET, path, snapshot.paths[path].attempt, now, "asked"))
+        snapshot.apply(records[-1])
+    return records
+
+
+def to_reset(program: Program, snapshot: Snapshot, asked: Asked) -> list[str]:
     """Give the paths that a person's word sets back, in the order they are known."""
+    if asked.code_changed:
+        return _covered(snapshot, _reached(program, map(segments, other_code(program, snapshot)), asked))
+    retry = program.path_of(asked.retry)
     if retry is None:
         return []
     if not retry:
@@ -105,45 +186,144 @@ def to_reset(program: Program, snapshot: Snapshot, retry: str | None) -> list[st
         return [
             p for p, r in snapshot.paths.items() if p in doubtful or (r.kind, r.reason) == (WAITING, HELD)
         ]
-    target, index = _target(program, snapshot, retry)
-    whole, some = _below(program, program.by_id[target], index)
-    return [
-        path for path, record in snapshot.paths.items()
-        if record.kind != RESET and _is_below(path, whole, some, index)
-    ]  # fmt: skip
+    target = steps_to(program, snapshot, retry)
+    if asked.only_failed:
+        return _covered(snapshot, _reached_failed(program, snapshot, retry, target, asked))
+    return _covered(snapshot, _reached(program, [target], asked))
 
 
-def _target(program: Program, snapshot: Snapshot, path: str) -> tuple[str, int | None]:
-    """Give the node and item a person named, or a DefinitionError if there is no such path."""
+def permitted(program: Program, snapshot: Snapshot, asked: Asked, reset: Iterable[str]) -> list[str]:
+    """Give the nodes below what is set back that may run again if their input changes, although they are not
+    idempotent: with `only_changed` a person says so.
+    """
+    if not asked.only_changed:
+        return []
+    first = set(reset)
+    below = set(to_reset(program, snapshot, replace(asked, only_changed=False))) - first
+    found = {names(path): path for path in below}
+    vertices = ((name, program.body.at(path)) for name, path in found.items())
+    return sorted(name for name, vertex in vertices if vertex is not None and not vertex.idempotent)
+
+
+def steps_to(program: Program, snapshot: Snapshot, path: str) -> list[tuple[str, int | None]]:
+    """Give a path a person named in its parts, or a DefinitionError if there is no such path."""
     try:
-        (target, index), *inner = segments(normalize("NFC", path))
+        steps = segments(normalize("NFC", path))
     except ValueError as error:
         raise DefinitionError(str(error)) from None
-    if target not in program.by_id:
-        near = nearest(target, program.by_id)
-        hint = f" Did you mean {near!r}?" if near else ""
-        raise DefinitionError(f"{path!r}: workflow {program.graph.workflow!r} has no node {target!r}.{hint}")
-    if inner or (index is not None and index >= snapshot.counts.get(target, 0)):
-        count = snapshot.counts.get(target)
-        what = f"has {count} items" if count is not None else "has no items"
-        raise DefinitionError(f"there is no path {path!r} in this run: {target} {what}.")
-    return target, index
+    body, here = program.body, ""
+    for n, (node, index) in enumerate(steps):
+        vertex = body.by_id.get(node)
+        if vertex is None:
+            raise _no_node(program, body, here, path, node)
+        here += node
+        if index is not None:
+            _check_index(vertex, snapshot, here, path, index)
+            here += f"[{index}]"
+        if n + 1 < len(steps):
+            if vertex.body is None or (index is None and (vertex.is_map or vertex.is_loop)):
+                what = f"name one of its parts: {here}[0]/…" if vertex.body else "it holds no other nodes"
+                raise DefinitionError(f"there is no path {path!r} in this run: of {here}, {what}.")
+            body, here = vertex.body, here + "/"
+    return steps
 
 
-def _below(program: Program, start: Vertex, index: int | None) -> tuple[set[str], set[str]]:
-    """Give the nodes that run again whole, and the maps of which only the item of that index does."""
-    whole, some = set[str](), set[str]()
-    queue = [(start, index is not None and start.is_map)]
-    for vertex, one in queue:
-        if vertex.id in whole or (one and vertex.id in some):
+def _no_node(program: Program, body: Body, prefix: str, path: str, node: str) -> DefinitionError:
+    near = nearest(node, body.by_id)
+    hint = f" Did you mean {prefix + near!r}?" if near else f" It has: {', '.join(list(body.by_id)[:20])}."
+    whose = f"workflow {program.graph.workflow!r}" if not prefix else f"{prefix[:-1]}"
+    return DefinitionError(f"{path!r}: {whose} has no node {node!r}.{hint}")
+
+
+def _check_index(vertex: Vertex, snapshot: Snapshot, here: str, path: str, index: int) -> None:
+    count = snapshot.counts.get(here, 0) if vertex.is_map else 0
+    if index < count or (not vertex.is_map and f"{here}[{index}]" in snapshot.paths):
+        return
+    if vertex.is_map:
+        what = f"has {count} items" if here in snapshot.counts else "has no items"
+    else:
+        what = "has no such round" if vertex.is_loop else "has no items"
+    raise DefinitionError(f"there is no path {path!r} in this run: {here} {what}.")
+
+
+def _reached(program: Program, targets: Iterable[list[tuple[str, int | None]]], asked: Asked) -> Reach:
+    reach = Reach(program.body)
+    for steps in targets:
+        reach.add(steps)
+    if not asked.only_changed:
+        reach.spread()
+    return reach
+
+
+def _reached_failed(
+    program: Program, snapshot: Snapshot, path: str, steps: list[tuple[str, int | None]], asked: Asked
+) -> Reach:
+    """Reach the failed items of a map; of an item that is a graph, what did not complete in it."""
+    vertex, path = program.body.at(path), "".join(_written(steps))
+    if vertex is None or not vertex.is_map or path.endswith("]"):
+        raise DefinitionError(f"only_failed: {path} is not a map. Name one, or leave only_failed out.")
+    reach = Reach(program.body)
+    *around, (node, _) = steps
+    failed = [k for k in range(snapshot.counts.get(path, 0)) if _is_failed(snapshot, f"{path}[{k}]")]
+    for k in failed:
+        if vertex.body is None:
+            reach.add([*around, (node, k)])
+        else:
+            reach.touch([*around, (node, k)])
+    for inner in _unfinished_inside(program, snapshot, path, set(failed)) if vertex.body is not None else ():
+        reach.add(segments(inner))
+    if not asked.only_changed:
+        reach.spread()
+    return reach
+
+
+def _unfinished_inside(program: Program, snapshot: Snapshot, path: str, items: set[int]) -> Iterator[str]:
+    """Give what did not complete in these items of a map."""
+    start = len(path) + 1
+    for inner, record in snapshot.paths.items():
+        if record.kind in {COMPLETED, SKIPPED} or not inner.startswith(path + "["):
             continue
-        (some if one else whole).add(vertex.id)
-        for child in vertex.children:
-            below = program.rules[child]
-            queue.append((below, one and vertex.index in below.chained))
-    return whole, some - whole
+        end = inner.index("]", start)
+        if inner[end + 1 :] and int(inner[start:end]) in items and is_leaf(program, inner):
+            yield inner
 
 
-def _is_below(path: str, whole: set[str], some: set[str], index: int | None) -> bool:
-    node, at = segments(path)[0]
-    return node in whole or (node in some and at in {None, index})
+def is_leaf(program: Program, path: str) -> bool:
+    """Say whether a function runs or something is waited for at this path, not only in it."""
+    vertex = program.body.at(path)
+    return vertex is not None and (vertex.waits or is_body(vertex, path))
+
+
+def _is_failed(snapshot: Snapshot, path: str) -> bool:
+    record = snapshot.paths.get(path)
+    return record is not None and record.kind == FAILED
+
+
+def _written(steps: Iterable[tuple[str, int | None]]) -> Iterator[str]:
+    for n, (node, index) in enumerate(steps):
+        yield f"{'/' if n else ''}{node}{'' if index is None else f'[{index}]'}"
+
+
+def other_code(program: Program, snapshot: Snapshot) -> set[str]:
+    """Give the paths whose function's code is not what it was when they ran."""
+    usual, found = program.codes.get("*"), set()
+    same = all(codes == program.codes for _, codes in snapshot.coded)
+    for path, record in snapshot.paths.items():
+        if record.kind in {RESET, WITHDRAWN, SKIPPED} or (same and record.data is None):
+            continue
+        vertex = program.body.at(path)
+        if vertex is None or not is_body(vertex, path):
+            continue
+        if snapshot.code_of(record) != program.codes.get(names(path), usual):
+            found.add(path)
+    return found
+
+
+def _covered(snapshot: Snapshot, reach: Reach) -> list[str]:
+    if not reach:
+        return []
+    return [
+        path
+        for path, record in snapshot.paths.items()
+        if record.kind not in {RESET, WITHDRAWN} and reach.covers(path)
+    ]

@@ -869,6 +869,16 @@ class Run:
         step.records.append(record)
         self.snapshot.apply(record)
 
+    def reused(self, prior: Record, fingerprint: bytes, step: Step) -> None:
+        """Note what a path of a migrated run receives, when that is known for the first time."""
+        if prior.input is not None or prior.reason != ev.MIGRATED:
+            return
+        facts = prior.facts
+        if prior.output is None and prior.size is not None and "blob" not in facts:
+            facts["seq"] = Stored.of(prior).seq
+        told = json.dumps(facts) if facts else None
+        step.records.append(prior._replace(input=fingerprint, at=self.now(), data=told, seq=None))
+
     def await_word(
         self, scope: Any, vertex: Vertex, path: str, prior: Record | None, step: Step, **what: Any
     ) -> None:
@@ -879,10 +889,7 @@ class Run:
         """Say whether a person allowed this path to run again if its input changes, although it is not
         idempotent.
         """
-        allowed = self.snapshot.permitted
-        return bool(allowed) and (
-            "*" in allowed or "/".join(node for node, _ in ev.segments(path)) in allowed
-        )
+        return self.snapshot.permits(path)
 
     def forgive(self, path: str) -> None:
         """A failure there was dealt with: it is none of the run."""

@@ -20,7 +20,18 @@ from dagresume.feeds import NULL, NULL_DIGEST, Feed, cell_of, item_failure
 from dagresume.jobs import OPEN, UNMADE, Cells, Driver, Input, Job, Listing, Raw, Raws, Step, Values
 from dagresume.nests import Loop, Nest, whole
 from dagresume.observe import failure_of
-from dagresume.planner import HELD, Action, Body, Vertex, decide, handled, part, resolution, reuses, uncertain
+from dagresume.planner import (
+    HELD,
+    Action,
+    Body,
+    Vertex,
+    decide,
+    handled,
+    part,
+    resolution,
+    reuses,
+    uncertain,
+)
 from dagresume.policy import Join, NodeFailure, Settled, join
 from dagresume.pool import Gate
 from dagresume.results import Stored
@@ -209,6 +220,7 @@ class Scope:
         elif (prior.kind, prior.reason, prior.input) == (ev.SKIPPED, ev.CONDITION, fingerprint):
             self.settle(i, Settled.SKIPPED, step)
         elif reuses(vertex, prior, fingerprint):
+            run.reused(prior, fingerprint, step)
             self._reuse(vertex, prior, fingerprint, step)
         elif vertex.waits or vertex.is_map or vertex.is_loop or vertex.body is not None:
             if ev.has_output(prior):
@@ -300,7 +312,7 @@ class Scope:
             step.records.append(head._replace(seq=None))
         try:
             if not vertex.pure:
-                out = self._former_items(prior) if vertex.is_map else Stored.of(prior)
+                out = self._former_items(prior) if vertex.is_map else cell_of(prior)
         except CheckpointLost as error:
             self.run.cannot_load(error)
             self.settle(vertex.index, Settled.OPEN_QUESTION, step)

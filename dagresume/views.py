@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from dagresume.clock import to_datetime
+from dagresume.errors import InputError
 from dagresume.events import (
     FAILED,
     UNDO_FAILED,
@@ -19,6 +20,7 @@ from dagresume.events import (
     RunStatus,
     Snapshot,
     enclosing,
+    projection,
     segments,
     status_of,
 )
@@ -26,7 +28,7 @@ from dagresume.observe import failure_of
 from dagresume.policy import Join, NodeFailure, join
 from dagresume.store import Holder, Loaded, RunRow
 
-__all__ = ["NodeInfo", "RunInfo", "run_info", "runs_function", "stored_as", "wanted_statuses"]
+__all__ = ["NodeInfo", "RunInfo", "past_info", "run_info", "runs_function", "stored_as", "wanted_statuses"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,8 @@ class NodeInfo:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """A run as the store has it. `nodes` (path → NodeInfo) only from `Engine.get`. Times are aware UTC
-    datetimes.
+    """A run as the store has it. `nodes` (path → NodeInfo) and `forked_from` (run id) only from `Engine.get`.
+    Times are aware UTC datetimes.
     """
 
     run_id: str
@@ -62,13 +64,34 @@ class RunInfo:
     finished_at: datetime | None
     owner: str | None
     source: str
+    forked_from: str | None = None
     nodes: Mapping[str, NodeInfo] = field(default_factory=dict, repr=False)
     failures: Mapping[str, NodeFailure] = field(default_factory=dict, repr=False)
 
 
-def run_info(row: RunRow, holder: Holder | None, loaded: Loaded | None = None) -> RunInfo:
+def past_info(loaded: Loaded, at: int) -> RunInfo:
+    """Give a run as it was after the event of this seq: the fold of its records up to there."""
+    records = [record for record in loaded.records if (record.seq or 0) <= at]
+    if not records:
+        first = loaded.records[0].seq if loaded.records else None
+        raise InputError(f"run {loaded.row.run_id} did not exist at {at}: its first event is {first}.")
+    row = loaded.row._replace(reason=None, finished_at=None, updated_at=records[-1].at)
+    columns: dict[str, Any] = {}
+    for record in records:
+        columns |= projection(record) or {} if record.path is None else {}
+    row = row._replace(**{name: value for name, value in columns.items() if name in _OF_THE_TIME})
+    return run_info(row, None, loaded._replace(row=row, records=records), past=True)
+
+
+_OF_THE_TIME = frozenset({"status", "reason", "finished_at"})
+
+
+def run_info(
+    row: RunRow, holder: Holder | None, loaded: Loaded | None = None, *, past: bool = False
+) -> RunInfo:
+    """Give a run as people see it. `past`: as it was once, whoever owned it then."""
     status, reason = RunStatus(row.status), row.reason
-    if status is RunStatus.RUNNING and (holder is None or not holder.alive):
+    if status is RunStatus.RUNNING and not past and (holder is None or not holder.alive):
         status, reason = RunStatus.INTERRUPTED, "owner_died"
     elif status is RunStatus.ROLLING_BACK and holder is not None and not holder.alive:
         reason = "owner_died"
@@ -82,9 +105,17 @@ def run_info(row: RunRow, holder: Holder | None, loaded: Loaded | None = None) -
         row.run_id, row.workflow, row.version, row.key, status, reason,
         to_datetime(row.created_at), to_datetime(row.updated_at),
         None if row.finished_at is None else to_datetime(row.finished_at),
-        str(holder) if holder is not None and holder.alive else None, row.source, nodes,
+        str(holder) if holder is not None and holder.alive else None, row.source, _parent(loaded), nodes,
         _only_unhandled(failures, nodes, loaded) | undos,
     )  # fmt: skip
+
+
+def _parent(loaded: Loaded | None) -> str | None:
+    """Give the run that this one was forked from."""
+    if loaded is None or loaded.row.forked_from is None or not loaded.records:
+        return None
+    found: str | None = loaded.records[0].facts.get("forked_from")
+    return found
 
 
 def _nodes(loaded: Loaded, *, live: bool) -> dict[str, NodeInfo]:

@@ -11,6 +11,7 @@ from typing import Final
 
 __all__ = [
     "DECISIONS",
+    "EXPLAINED",
     "NODE_REASONS",
     "RUN_REASONS",
     "amount",
@@ -93,6 +94,7 @@ NODE_REASONS: Final[Mapping[str, str]] = {
     "asked": "A person asked for it to run again.",
     "cancelled": "Stopped while it was running.",
     "compensation_failed": "It stands: its undo failed.",
+    "copied": "Its output was copied from the run this one was forked from.",
     "error": "Its function raised an error.",
     "failed_in_row": "Not started: too many items before it failed in a row.",
     "fail_fast": "Stopped because another node failed.",
@@ -103,6 +105,7 @@ NODE_REASONS: Final[Mapping[str, str]] = {
     "interrupted": "Cut off while it was running.",
     "item_gone": "Its item is no longer in the list.",
     "items_failed": "Some of its items failed.",
+    "migrated": "It completed under an older version of the workflow.",
     "moved": "Its item stands at another place of the list now; the output was kept.",
     "not_done": "Its reconcile function said that it had not taken effect.",
     "not_serialisable": "It ended, but what it returned cannot be stored.",
@@ -142,6 +145,34 @@ RUN_REASONS: Final[Mapping[str, str]] = {
     "uncertain": "nobody knows whether a path took effect",
 }
 """Reason of a run's status → why, as the end of a sentence."""
+
+
+EXPLAINED: Final[Mapping[tuple[str, str], str]] = {
+    ("ran", "new"): "ran: nothing of it was recorded yet",
+    ("ran", "asked"): "ran again: a person asked for it",
+    ("ran", "failed"): "ran again: it had failed",
+    ("ran", "interrupted"): "ran again: it had been cut off",
+    ("ran", "input_changed"): "ran again: what it receives had changed",
+    ("ran", "code_changed"): "ran again: its code had changed",
+    ("ran", "not_done"): "ran again: its reconcile function said that it had not taken effect",
+    ("reused", "completed"): "reused: it had completed",
+    ("skipped", "condition"): "skipped: its condition said no",
+    ("skipped", "trigger"): "skipped: the nodes above it did not end as its trigger asks",
+    ("waited", "approval"): "waited for a person's approval",
+    ("waited", "event"): "waited for an event",
+    ("waited", "sleep"): "waited for a time to pass",
+    ("waited", "held"): "held for a person: its input had changed, and it is not idempotent",
+    ("copied", ""): "not executed: its output was copied from the run this one was forked from",
+    ("migrated", ""): "not executed: it had completed under an older version",
+    ("moved", ""): "not executed: its item stands at another place of the list, the output was kept",
+    ("kept", ""): "not executed: a person let its old output stand",
+    ("resolved", ""): "not executed: a person said what it had done",
+    ("passed", ""): "not executed: the item above gave nothing to call it with",
+    ("not_reached", ""): "not reached",
+    ("failed", ""): "failed",
+    ("undone", ""): "undone",
+}
+"""(what was done, why) of a path in a time its run was driven → the same in words."""
 
 
 def decision(action: str, reason: str) -> str:

@@ -390,23 +390,31 @@ class Workflow:
         self,
         from_version: str,
         *,
-        rename: Mapping[str, str] | None = None,
-        drop: Iterable[str] = (),
-        transform: Mapping[str, Callable[[Any], Any]] | None = None,
+        rename: Mapping[str, Ref] | None = None,
+        drop: Iterable[Ref] | Ref = (),
+        transform: Mapping[Any, Callable[[Any], Any]] | None = None,
     ) -> None:
         """Let runs of an older version go on as runs of this one.
 
         `rename`: old node id → new one; `drop`: nodes that are gone; `transform`: new node id → function that
-        makes the new output of the old. What completed stays completed; nodes that are new run.
+        makes the new output of the old, of a map that of each item. What completed stays completed, and what
+        is inside a node moves with it; nodes that are new run.
         """
         if str(from_version) == self.version:
             raise DefinitionError(
                 f"workflow {self.name!r}: migrate({from_version!r}) leads from a version to itself;"
                 " raise version=."
             )
-        self.migrations[str(from_version)] = Migration(
-            dict(rename or {}), frozenset(drop), dict(transform or {})
-        )
+        names = {_name(old): _name(new) for old, new in (rename or {}).items()}
+        outputs = {_name(node): change for node, change in (transform or {}).items()}
+        found = Migration(names, frozenset(_names(drop)), outputs)
+        both = found.drop.intersection(found.rename)
+        if both:
+            raise DefinitionError(
+                f"workflow {self.name!r}: migrate({from_version!r}): node {min(both)!r} is renamed and"
+                " dropped; say one of both."
+            )
+        self.migrations[str(from_version)] = found
 
     @classmethod
     def from_graph(cls, name: str, graph: nx.DiGraph[Any], **options: Any) -> Workflow:

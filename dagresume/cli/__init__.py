@@ -26,6 +26,10 @@ COMMANDS: Final = {
         "running",
         "Run again what failed, was cut off or is uncertain; with --from a path and everything below it.",
     ),
+    "fork": (
+        "running",
+        "Begin a new run with what another has completed; --from and other inputs say what runs again.",
+    ),
     "plan": (
         "plans",
         "Show what a resume would do with each path, why, and what it saves; nothing is executed.",
@@ -33,6 +37,10 @@ COMMANDS: Final = {
     "rollback": ("undoing", "Undo what a run has done, the last first; with --to only what is below a path."),
     "list": ("reading", "List the runs, newest first."),
     "show": ("reading", "Show one run: the state of each node, and what failed."),
+    "explain": (
+        "reading",
+        "Explain one path: what was done with it each time the run was driven, and why.",
+    ),
     "cancel": ("reading", "Cancel a run; it never resumes by itself after that."),
     "approve": ("letters", "Approve what a run waits for, or that a held path runs again."),
     "reject": ("letters", "Reject what a run waits for: an approval fails; a held path keeps what it gave."),

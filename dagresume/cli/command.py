@@ -134,9 +134,9 @@ class Here:
         options = []
         if self.db != DEFAULT_DB or os.environ.get("DAGRESUME_DB"):
             options += ["--db", shlex.quote(self.db)]
-        if name in {"resume", "retry", "plan", "rollback"}:
+        if name in {"resume", "retry", "fork", "plan", "rollback"}:
             options += [word for app in self.apps for word in ("--app", shlex.quote(app))]
-        if name in {"resume", "retry"}:
+        if name in {"resume", "retry", "fork"}:
             options += [word for limit in self.limits for word in ("--limit", shlex.quote(limit))]
         return options
 
@@ -177,7 +177,8 @@ def explain(error: BaseException, here: Here) -> str:
     if isinstance(error, InputsChanged):
         return (
             f"the newest run with key {error.key!r}, {error.run_id}, was started with other inputs"
-            f" (different: {', '.join(error.names)}). Give the same ones, another --key, or --fresh."
+            f" (different: {', '.join(error.names)}). Give the same ones, another --key, --fresh for a new"
+            f" run, or fork it with the new ones: `{here.command('fork', error.run_id)}` with --input."
         )
     if isinstance(error, UncertainNode):
         return here.completed(str(error)) + f" What is known of it: `{here.command('show', error.run_id)}`"
@@ -188,7 +189,8 @@ def explain(error: BaseException, here: Here) -> str:
         forced = here.command("resume", error.run_id, "--force")
         return (
             f"run {error.run_id}: the definition of {error.workflow!r} changed since it started: {told}."
-            f" Go on with the new one: `{forced}`, or use the code it started with."
+            f" Go on with the new one: `{forced}`; or let it say how it takes such runs over (wf.migrate), or"
+            " use the code it started with."
         )
     if isinstance(error, Problem | DagresumeError):
         return here.completed(str(error))

@@ -11,6 +11,7 @@ from dagresume.cli.command import DEFAULT_DB, Apps, Command, Db, Debug, Here, Js
 from dagresume.cli.engines import opened, resolve, work
 from dagresume.cli.screen import print_json, rows, say
 from dagresume.cli.targets import apps, workflows
+from dagresume.events import enclosing
 from dagresume.planner import Decision
 
 __all__ = ["group", "print_plan", "totals"]
@@ -55,7 +56,7 @@ def plan(
 
 def print_plan(decisions: Sequence[Decision], *, items: bool) -> None:
     """Print a plan as a table, with what it saves in all."""
-    of = _by_map(decisions)
+    of = _inside(decisions)
     shown = decisions if items else _nodes(decisions)
     rows(("path", "action", "before", "why"), [_row(d, of.get(d.path, ()), items) for d in shown], styled=1)
     say("")
@@ -66,6 +67,8 @@ def _row(decision: Decision, items: Sequence[Decision], listed: bool) -> tuple[s
     why = words.decision(decision.action, decision.reason)
     if decision.items and not listed:
         why = f"{_counts(decision.items)}. {why}"
+    if decision.code_changed:
+        why += " Its code has changed since it ran."
     seconds = [d.seconds for d in items if d.seconds is not None]
     took = sum(seconds) if seconds else decision.seconds
     return decision.path, decision.action, words.duration(took), why
@@ -76,26 +79,28 @@ def _counts(items: Mapping[str, int]) -> str:
     return f"{words.counted(sum(items.values()), 'item')}: {told}"
 
 
-def _is_item(decision: Decision) -> bool:
-    return decision.path.endswith("]")
-
-
 def _nodes(decisions: Iterable[Decision]) -> Iterator[Decision]:
-    return (decision for decision in decisions if not _is_item(decision))
+    return (decision for decision in decisions if "[" not in decision.path)
 
 
-def _by_map(decisions: Iterable[Decision]) -> dict[str, list[Decision]]:
+def _leaves(decisions: Sequence[Decision]) -> list[Decision]:
+    """Leave out what only holds other paths."""
+    around = {outer for decision in decisions for outer in enclosing(decision.path)}
+    return [decision for decision in decisions if decision.path not in around]
+
+
+def _inside(decisions: Sequence[Decision]) -> dict[str, list[Decision]]:
+    """Give what is inside each map, loop and sub-workflow."""
     found: dict[str, list[Decision]] = {}
-    for decision in decisions:
-        if _is_item(decision):
-            found.setdefault(decision.path[: decision.path.rindex("[")], []).append(decision)
+    for decision in _leaves(decisions):
+        for outer in enclosing(decision.path):
+            found.setdefault(outer, []).append(decision)
     return found
 
 
 def totals(decisions: Sequence[Decision]) -> dict[str, Any]:
     """Give how many paths there are by action, and what reuse saves. Of a map its items count, not itself."""
-    spread = _by_map(decisions).keys()
-    single = [decision for decision in decisions if decision.path not in spread]
+    single = _leaves(decisions)
     counts = Counter(str(decision.action) for decision in single)
     kept = [decision for decision in single if decision.action == "reuse"]
     used: Counter[str] = Counter()
@@ -124,4 +129,6 @@ def _as_decision(decision: Decision) -> dict[str, Any]:
         "seconds": decision.seconds,
         "usage": decision.usage,
         "items": decision.items,
+        "repeats": decision.repeats,
+        "code_changed": decision.code_changed,
     }

@@ -1,8 +1,9 @@
-"""`dagresume list`, `show`, `logs` and `cancel`: commands that need no code."""
+"""`dagresume list`, `show`, `explain`, `logs` and `cancel`: commands that need no code."""
 
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, Final
 
@@ -28,6 +29,7 @@ from dagresume.cli.targets import apps
 from dagresume.clock import to_datetime
 from dagresume.engine import Engine
 from dagresume.events import UNDO_FAILED_REASON, RunStatus
+from dagresume.explain import Explanation
 from dagresume.store import LogLine
 from dagresume.views import NodeInfo, RunInfo
 
@@ -98,6 +100,9 @@ def _status(word: str) -> str:
 def show(
     run: RunId,
     items: Annotated[bool, typer.Option("--items", help="One line for each item of a map.")] = False,
+    at: Annotated[
+        int | None, typer.Option("--at", metavar="SEQ", help="As it was after the event of this number.")
+    ] = None,
     db: Db = DEFAULT_DB,
     as_json: Json = False,
     debug: Debug = False,
@@ -106,7 +111,7 @@ def show(
 
     async def ask() -> RunInfo:
         async with opened(db) as engine:
-            return await engine.get(await resolve(engine, run, db))
+            return await engine.get(await resolve(engine, run, db), at)
 
     info = work(ask)
     if as_json:
@@ -117,13 +122,43 @@ def show(
     here = _here(db)
     say(*status_line(info.run_id, info.workflow, info.status, info.reason))
     say(f"  {_header(info)}")
+    if info.forked_from is not None:
+        say(f"  a fork of {info.forked_from}")
     say("")
     _print_nodes(info, items=items)
     if info.failures:
         say("")
         print_failures(info.failures, here, info.run_id)
         _print_tracebacks(info)
-    print_next(info.run_id, info.status, info.reason, here, info.failures)
+    if at is None:
+        print_next(info.run_id, info.status, info.reason, here, info.failures)
+
+
+@group.command("explain", cls=Command)
+def explain(
+    run: RunId,
+    path: Annotated[
+        str,
+        typer.Argument(metavar="PATH", help="A node, or a part of one like score[3].", show_default=False),
+    ],
+    db: Db = DEFAULT_DB,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Explain one path: what was done with it each time the run was driven, and why."""
+
+    async def ask() -> Explanation:
+        async with opened(db) as engine:
+            return await engine.explain(await resolve(engine, run, db), path)
+
+    found = work(ask)
+    if as_json:
+        print_json({"run_id": found.run_id, "path": found.path, "steps": [asdict(s) for s in found.steps]})
+        return
+    head, *steps = str(found).splitlines()
+    say((clean(head), "bold"))
+    for text in steps:
+        say(clean(text))
 
 
 def _here(db: str) -> Here:
@@ -187,7 +222,7 @@ def _counts(info: RunInfo) -> dict[str, Counter[str]]:
 
 
 def _nodes(info: RunInfo) -> Iterator[NodeInfo]:
-    return (node for node in info.nodes.values() if not node.path.endswith("]"))
+    return (node for node in info.nodes.values() if "[" not in node.path)
 
 
 def _print_tracebacks(info: RunInfo) -> None:

@@ -1,4 +1,4 @@
-"""`dagresume run`, `resume` and `retry`: the commands that execute nodes."""
+"""`dagresume run`, `resume`, `retry` and `fork`: the commands that execute nodes."""
 
 import asyncio
 import sys
@@ -6,12 +6,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypedDict
 
 import typer
 
 from dagresume import words
-from dagresume.cli.again import Again, again
 from dagresume.cli.command import (
     DEFAULT_DB,
     REFUSED,
@@ -35,8 +34,10 @@ from dagresume.cli.screen import clean, say
 from dagresume.cli.summary import report
 from dagresume.cli.targets import apps, inputs_of, limits_of, one_workflow, workflows
 from dagresume.engine import Engine
+from dagresume.errors import DefinitionError
 from dagresume.events import RunStatus
 from dagresume.planner import Decision
+from dagresume.program import Asked
 from dagresume.results import RunResult
 from dagresume.workflow import Workflow
 
@@ -46,6 +47,14 @@ group = commands()
 Force = Annotated[
     bool, typer.Option("--force", help="Take the present definition although the run began with another one.")
 ]
+
+
+class _Forms(TypedDict):
+    """Which form of a retry is asked for."""
+
+    only_changed: bool
+    only_failed: bool
+    code_changed: bool
 
 
 class _Settings(NamedTuple):
@@ -173,6 +182,15 @@ def retry(
             "--from", metavar="PATH", help="A node, or an item like score[3]: it and all below it run again."
         ),
     ] = None,
+    only_changed: Annotated[
+        bool, typer.Option("--only-changed", help="What is below runs only if what it receives differs.")
+    ] = False,
+    only_failed: Annotated[
+        bool, typer.Option("--only-failed", help="Of the map that --from names only its failed items.")
+    ] = False,
+    code_changed: Annotated[
+        bool, typer.Option("--code-changed", help="Instead of --from: the paths whose code is another now.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     force: Force = False,
     app: Apps = None,
@@ -186,36 +204,107 @@ def retry(
     """Run again what failed, was cut off or is uncertain; with --from a path and everything below it."""
     settings = _Settings(db, limit, concurrency, synchronous)
     known = workflows(apps(app))
+    forms = _Forms(only_changed=only_changed, only_failed=only_failed, code_changed=code_changed)
+    _check_forms(from_, forms)
 
-    async def look() -> tuple[str, Again, list[Decision]]:
+    async def look() -> tuple[str, list[Decision]]:
         async with opened(db, known) as engine:
             run_id = await resolve(engine, run, db)
-            decisions = await engine.plan(run_id, items=True)
-            info = await engine.get(run_id)
-            wf = _workflow(info.workflow, known)
-            assert wf is not None  # else there would be no plan
-            return run_id, again(info, wf, decisions, from_), decisions
+            try:
+                asked = Asked(retry=from_ or "", force=force, **forms)
+                return run_id, await engine.plan(run_id, items=True, asked=asked)
+            except DefinitionError as error:
+                raise Problem(f"--from {from_!r}: {error}" if from_ else str(error)) from error
 
-    run_id, what, decisions = work(look)
+    run_id, decisions = work(look)
     if not as_json:
-        print_plan(what.over(decisions), items=False)
-        _name(what)
-    _agree(what, yes=yes, asks=not as_json and sys.stdin.isatty() and sys.stdout.isatty())
+        print_plan(decisions, items=False)
+        _name(decisions)
+    _agree(decisions, yes=yes, asks=not as_json and sys.stdin.isatty() and sys.stdout.isatty())
     result = _gone_on(
         settings,
         known,
         run_id,
-        lambda engine, run_id: engine.retry(run_id, from_, force=force, raise_on_failure=False),
+        lambda engine, run_id: engine.retry(run_id, from_, force=force, raise_on_failure=False, **forms),
         quiet=as_json,
     )
     here = Here(db, tuple(app or ()), tuple(limit or ()))
     raise typer.Exit(_report(result, known, here, as_json=as_json))
 
 
-def _name(what: Again) -> None:
+def _check_forms(start: str | None, forms: _Forms) -> None:
+    """Refuse options that mean nothing together."""
+    if start == "":
+        raise Problem("--from '': name a node, or an item like score[3]")
+    if forms["code_changed"] and (start or forms["only_failed"]):
+        raise Problem("--code-changed finds by itself what runs again: leave --from and --only-failed out")
+    if forms["only_failed"] and not start:
+        raise Problem("--only-failed is about the items of a map: name it with --from")
+    if forms["only_changed"] and not (start or forms["code_changed"]):
+        raise Problem("--only-changed is about what is below a node: name it with --from")
+
+
+@group.command("fork", cls=Command)
+def fork(
+    run: RunId,
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="PATH", help="A node, or an item like score[3]: it and all below it run again."
+        ),
+    ] = None,
+    given: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            metavar="NAME=VALUE",
+            help="A run input that is to be another one; JSON if it is JSON, else text. May be repeated.",
+        ),
+    ] = None,
+    inputs: Annotated[
+        Path | None, typer.Option("--inputs", metavar="FILE", help="Such inputs as a JSON object.")
+    ] = None,
+    key: Annotated[str | None, typer.Option("--key", help="The business key of the new run.")] = None,
+    app: Apps = None,
+    limit: Limits = None,
+    concurrency: Concurrency = 64,
+    synchronous: Synchronous = "full",
+    db: Db = DEFAULT_DB,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Begin a new run with what another has completed; --from and other inputs say what runs again."""
+    settings = _Settings(db, limit, concurrency, synchronous)
+    known = workflows(apps(app))
+
+    async def begin(engine: Engine, run_id: str) -> RunResult:
+        wf = _workflow((await engine.get(run_id)).workflow, known)
+        values = {} if wf is None else inputs_of(wf, given or [], inputs)
+        return await engine.fork(run_id, from_, inputs=values, key=key, raise_on_failure=False)
+
+    result = _gone_on(settings, known, run, begin, quiet=True)
+    here = Here(db, tuple(app or ()), tuple(limit or ()))
+    raise typer.Exit(_report(result, known, here, as_json=as_json))
+
+
+def _repeated(decisions: Sequence[Decision], how: str, action: str = "run") -> list[str]:
+    return [d.path for d in decisions if d.repeats == how and d.action == action]
+
+
+def _name(decisions: Sequence[Decision]) -> None:
     for paths, told in (
-        (what.completed, "completed and not idempotent, so their effects happen a second time"),
-        (what.uncertain, "begun and not idempotent, so their effects may happen a second time"),
+        (
+            _repeated(decisions, "completed"),
+            "completed and not idempotent, so their effects happen a second time",
+        ),
+        (
+            _repeated(decisions, "completed", "check"),
+            "if it comes to that, completed and not idempotent: their effects would happen a second time",
+        ),
+        (
+            _repeated(decisions, "uncertain"),
+            "begun and not idempotent, so their effects may happen a second time",
+        ),
     ):
         if paths:
             say("")
@@ -227,7 +316,7 @@ def _name(what: Again) -> None:
     say("")
 
 
-def _agree(what: Again, *, yes: bool, asks: bool) -> None:
+def _agree(decisions: Sequence[Decision], *, yes: bool, asks: bool) -> None:
     """Go on only with a person's word: asked on a terminal, else --yes where effects would happen twice."""
     if yes:
         return
@@ -235,10 +324,11 @@ def _agree(what: Again, *, yes: bool, asks: bool) -> None:
         if not typer.confirm("Run this?"):
             raise Problem("nothing was changed", REFUSED)
         return
-    if what.completed:
-        shown = ", ".join(what.completed[:5]) + (", …" if len(what.completed) > 5 else "")
+    completed = _repeated(decisions, "completed") + _repeated(decisions, "completed", "check")
+    if completed:
+        shown = ", ".join(completed[:5]) + (", …" if len(completed) > 5 else "")
         raise Problem(
-            f"{words.counted(len(what.completed), 'completed path')} would run again without being"
+            f"{words.counted(len(completed), 'completed path')} would run again without being"
             f" idempotent: {shown}. If that is what you want, add --yes.",
             REFUSED,
         )

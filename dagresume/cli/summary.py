@@ -272,4 +272,5 @@ def as_run(info: RunInfo) -> dict[str, Any]:
         "finished_at": info.finished_at,
         "owner": info.owner,
         "source": info.source,
+        "forked_from": info.forked_from,
     }

@@ -300,3 +300,60 @@ def test_decisions_carry_what_a_reuse_saves() -> None:
 def test_the_order_is_that_of_the_definition() -> None:
     wf = workflow(c="", a="c", b="")
     assert list(History(wf).plan()) == list(wf.compiled.ids)
+
+
+# -- what is inside nodes -------------------------------------------------------------------------------
+
+
+def nested() -> Workflow:
+    inner = Workflow("inner")
+
+    @inner.node
+    async def read(x: int) -> int:
+        return x
+
+    @inner.node
+    async def judge(read: int) -> int:
+        return read
+
+    wf = Workflow("outer")
+
+    @wf.node
+    async def top() -> int:
+        return 1
+
+    wf.subworkflow("sub", inner, args={"x": "top"})
+
+    @wf.node
+    async def end(sub: int) -> int:
+        return sub
+
+    return wf
+
+
+def test_a_graph_inside_a_node_is_planned_with_it() -> None:
+    history = History(nested())
+    assert history.plan() == {
+        "top": "run new",
+        "sub": "run upstream_runs",
+        "sub/read": "run upstream_runs",
+        "sub/judge": "run upstream_runs",
+        "end": "run upstream_runs",
+    }
+
+
+def test_an_uncertain_path_inside_a_node_holds_the_node() -> None:
+    history = History(nested()).note(COMPLETED, "top").note(STARTED, "sub")
+    history.records.append(node_record(STARTED, "sub/read", 1, 1))
+    made = history.plan()
+    assert made["sub/read"] == made["sub"] == "hold uncertain"
+    assert made["sub/judge"] == made["end"] == "wait upstream_held"
+
+
+def test_a_wait_waits() -> None:
+    wf = Workflow("w")
+    wf.approval("ok", depends_on=(), prompt="?")
+    wf.sleep("later", 5, depends_on=["ok"])
+    made = History(wf).plan()
+    assert made["ok"] == "wait approval"
+    assert made["later"] == "wait upstream_waits"
