@@ -390,8 +390,9 @@ class Snapshot:
     def _note(self, record: Record) -> None:
         """Note what an attempt used up, and which signal a wait has taken."""
         facts = record.facts
-        for name, amount in facts.get("usage", {}).items():
-            self.used[name] = self.used.get(name, 0) + amount
+        if "seq" not in facts:  # else it states again what an earlier record said, with its usage
+            for name, amount in facts.get("usage", {}).items():
+                self.used[name] = self.used.get(name, 0) + amount
         if "signal" in facts:
             self.signals.pop(facts["signal"], None)
 
