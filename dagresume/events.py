@@ -146,6 +146,7 @@ MOVED: Final = (
 RETRY: Final = "retry"  # reason of a failed attempt that is tried again by itself at data.retry_at
 UNDO_FAILED_REASON: Final = "compensation_failed"
 CONDITION: Final = "condition"  # reason of a skip: `when=` said no
+CONDITION_FAILED: Final = "condition_failed"  # reason of a failure: `when=` raised; nothing of it began
 HELD: Final = "held"  # reason of a wait: completed, its input changed, not idempotent; data.kept: its output
 
 

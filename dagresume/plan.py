@@ -146,8 +146,7 @@ class _Foresight:
             return self._map(vertex, path, prior, fingerprint)
         if vertex.waits:
             return self._wait(vertex, path, prior)
-        begun = prior is not None and prior.input == fingerprint and prior.kind in _BEGUN
-        if vertex.node.when is not None and not begun:
+        if vertex.node.when is not None and not _was_asked(prior, fingerprint):
             return _MAYBE, [
                 decision_of(path, Verdict(Action.CHECK, ev.CONDITION), prior),
                 *self._checks(vertex, path, ev.CONDITION),
@@ -331,7 +330,8 @@ class _Foresight:
                     if held == "upstream_held"
                     else Verdict(Action.WAIT, "items_wait")
                 )
-        if vertex.node.when is not None and found.action is Action.RUN and found is not RECONCILE:
+        asks = vertex.node.when is not None and not _was_asked(record, fingerprint)
+        if asks and found.action is Action.RUN and found is not RECONCILE:
             return Verdict(Action.CHECK, ev.CONDITION)
         return found
 
@@ -434,6 +434,13 @@ class _Foresight:
 
 
 _BEGUN: Final = frozenset({ev.STARTED, ev.FAILED, ev.INTERRUPTED, ev.CANCELLED, ev.WAITING})
+
+
+def _was_asked(prior: Record | None, fingerprint: bytes | None) -> bool:
+    """Say whether a condition has said yes to this very input: then something of the path began."""
+    if prior is None or prior.reason == ev.CONDITION_FAILED:
+        return False
+    return prior.input == fingerprint and prior.kind in _BEGUN
 
 
 def _changed(prior: Record | None, fingerprint: bytes) -> bool:

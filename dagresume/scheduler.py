@@ -330,7 +330,7 @@ class Run:
             if job.scope.lacks(job.vertex, job.cells):
                 await job.scope.load(job.vertex, job.cells)
             if job.asking:
-                self._answered(job, self._ask(job))
+                self._answered(job, job.answered or self._ask(job))
                 return
             call = self._call(job)
             job.began = self.services.clock.monotonic()
@@ -564,6 +564,8 @@ class Run:
 
     def _tries_again(self, job: Job, error: BaseException) -> bool:
         retry = job.vertex.retry
+        if job.asking:
+            return False  # a condition is asked once
         if job.tries >= retry.attempts or self.stopping is not None or not isinstance(error, Exception):
             return False
         return not isinstance(error, OutputNotSerializable | TooManyAbandoned) and retry.allows(error)
@@ -598,11 +600,15 @@ class Run:
         record = ev.node_record(ev.RESET, job.path, job.attempt - 1, self.now(), "not_done")
         step = Step(self, [record])
         self._release(job, keeps_place=True)
-        step.opens.append(job.next(job.attempt))
+        again = job.next(job.attempt)
+        again.gate = self.gates[job.vertex]
+        step.opens.append(again)
         self.hand_over(step)
 
     def _failed(self, job: Job, error: BaseException) -> None:
         reason = "timeout" if isinstance(error, NodeTimeout) else "error"
+        if job.asking:
+            reason = ev.CONDITION_FAILED
         if isinstance(error, OutputNotSerializable):
             reason = NOT_STORABLE
             error = OutputNotSerializable(job.vertex.id, error.place, error.type_name, error.reason)
@@ -618,9 +624,9 @@ class Run:
     def _ended_badly(self, job: Job, failure: NodeFailure | None, step: Step) -> None:
         """Settle a path that has no value; `failure` None: nobody knows, or it never began."""
         self._release(job)
+        if failure is not None and (job.feed is None or job.vertex.body is not None):
+            self.failures[job.path] = failure
         if job.feed is None:
-            if failure is not None:
-                self.failures[job.path] = failure
             how = Settled.OPEN_QUESTION if failure is None else Settled.FAILED
             job.scope.fail(job.vertex.index, step, how)
         elif failure is not None:
@@ -643,7 +649,7 @@ class Run:
         self.services.journal.forget(job)
         self.services.pool.release(job.gate)
         feed = job.feed
-        if feed is not None and not keeps_place:
+        if feed is not None and not keeps_place and job.vertex.body is None:  # graphs are counted by the feed
             feed.live -= 1
             if not feed.queued and feed.more and self.stopping is None:
                 self.services.pool.offer(feed)

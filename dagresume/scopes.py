@@ -319,7 +319,7 @@ class Scope:
                 self.run.later(self._remake, parent, i)
         elif vertex.is_map:
             self._spread(vertex, fingerprint, step)
-        elif vertex.node.when is not None and not asked and not self._was_asked(prior, fingerprint):
+        elif vertex.node.when is not None and not asked and not self.was_asked(prior, fingerprint):
             step.opens.append(self._job(vertex, fingerprint, None, asking=True))
         elif vertex.waits:
             self.run.await_word(self, vertex, self.path(vertex), prior, step, fingerprint=fingerprint)
@@ -346,10 +346,11 @@ class Scope:
         return job
 
     @staticmethod
-    def _was_asked(prior: Record | None, fingerprint: bytes) -> bool:
+    def was_asked(prior: Record | None, fingerprint: bytes) -> bool:
         """Say whether the condition said yes to this very input before: then something of it began."""
-        begun = prior is not None and prior.kind in {ev.STARTED, ev.FAILED, ev.INTERRUPTED, ev.CANCELLED}
-        return begun and prior is not None and prior.input == fingerprint
+        if prior is None or prior.reason == ev.CONDITION_FAILED or prior.input != fingerprint:
+            return False
+        return prior.kind in {ev.STARTED, ev.FAILED, ev.INTERRUPTED, ev.CANCELLED}
 
     def say_yes(self, job: Job, step: Step) -> None:
         """The condition of a path holds: it runs."""
