@@ -52,6 +52,7 @@ from dagresume.events import (
     RUN_CREATED,
     RUN_FAILED,
     RUN_INTERRUPTED,
+    SKIPPED,
     Event,
     Record,
     RunStatus,
@@ -60,7 +61,7 @@ from dagresume.events import (
     run_record,
 )
 from dagresume.executor import Executor, LoopExecutor, ProcessExecutor, ThreadExecutor
-from dagresume.feeds import item_failure
+from dagresume.feeds import NULL, item_failure
 from dagresume.jobs import CURRENT, Services
 from dagresume.journal import Journal
 from dagresume.lease import Lease
@@ -867,7 +868,8 @@ class Engine:
             vertex = None if body is None else body.at(path)
             if record is None or record.kind != COMPLETED or (vertex is not None and vertex.pure):
                 return None
-            return Stored.of(record), codec.EMPTY if vertex is None else vertex.types
+            cell: Cell = _items(snapshot, record) if "count" in record.facts else Stored.of(record)
+            return cell, codec.EMPTY if vertex is None else vertex.types
 
         return RunResult(
             loaded.row.run_id,
@@ -1121,6 +1123,8 @@ def _items(snapshot: Snapshot, record: Record) -> list[Any]:
         item = snapshot.paths.get(f"{record.path}[{k}]")
         if item is not None and item.kind == COMPLETED:
             cells.append(Stored.of(item))
+        elif item is not None and item.kind == SKIPPED:
+            cells.append(NULL)
         elif item is not None and record.kind == COMPLETED:
             cells.append(item_failure(failure_of(item)))
         else:

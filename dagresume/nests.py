@@ -237,6 +237,7 @@ class Nest(_Container):
         if self._owner is None:
             self.scope.complete(self.vertex.index, cell, digest, step)
         else:
+            self.run.inner[self.path] = cell
             self._owner.settled(self._index, cell, digest, step, text)
 
     def _tell_failed(

@@ -1103,7 +1103,7 @@ class Run:
         cell = self.inner.get(path)
         prior = self.snapshot.paths.get(path)
         if cell is None and prior is not None and prior.kind == ev.COMPLETED:
-            cell = Stored.of(prior)
+            cell = self.root.former_items(prior) if "count" in prior.facts else Stored.of(prior)
         found = cell.cells if isinstance(cell, Cells) else cell
         return None if found is None else (found, vertex.types)
 

@@ -275,14 +275,14 @@ class Scope:
         out: Any = UNMADE
         try:
             if not vertex.pure:
-                out = self._former_items(prior) if vertex.is_map else Stored.of(prior)
+                out = self.former_items(prior) if vertex.is_map else Stored.of(prior)
         except CheckpointLost as error:
             self.run.cannot_load(error)
             self.settle(vertex.index, Settled.OPEN_QUESTION, step)
             return
         self.complete(vertex.index, out, fingerprint if vertex.pure else prior.digest or bytes(16), step)
 
-    def _former_items(self, prior: Record) -> Cells:
+    def former_items(self, prior: Record) -> Cells:
         """Give where the outputs of a completed map's items lie."""
         cells = Cells(prior.facts["count"])
         for k in range(len(cells)):

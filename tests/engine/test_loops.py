@@ -251,6 +251,11 @@ async def test_a_body_of_two_nodes_goes_on_between_them(home: Home, calls: Calls
     assert calls.order == ["keep 2", "draw 3", "keep 3"]
     assert result["refine"][2] == drawn
     assert len(result["refine"]) == 4
+    async with home.engine(wf) as engine:
+        stored = await engine.result(failed.run_id)
+    for each in (result, stored):
+        assert each.outputs["refine[3]"] == result["refine"]
+        assert each.outputs["refine[2]/draw"] == drawn
 
 
 async def test_a_map_over_loops(home: Home, calls: Calls) -> None:
@@ -521,9 +526,9 @@ def test_a_loop_in_a_loop_killed_in_the_middle(nursery: Zygote, tmp_path: Path) 
 
 async def test_two_and_a_half_and_five_thousand_rounds(sqlite_home: Home, tmp_path: Path) -> None:
     """B4: time and size grow with the number of rounds, not with its square."""
-    figures = {}
-    for rounds in (2500, 5000):
-        home = Home(tmp_path / f"{rounds}.db")
+    figures: dict[int, tuple[float, int]] = {}
+    for turn, rounds in ((1, 2500), (1, 5000), (2, 2500), (2, 5000), (3, 2500), (3, 5000)):
+        home = Home(tmp_path / f"{turn}-{rounds}.db")
         wf = Workflow("count", idempotent=True)
 
         @wf.loop(initial=Value(0), until=lambda state, rounds=rounds: state == rounds, max_iterations=rounds)
@@ -534,7 +539,8 @@ async def test_two_and_a_half_and_five_thousand_rounds(sqlite_home: Home, tmp_pa
         assert (await home.run(wf))["count"] == rounds
         took = time.perf_counter() - began
         assert home.path is not None
-        figures[rounds] = (took, home.path.stat().st_size)
+        best = min(took, figures.get(rounds, (took, 0))[0])  # what else this machine does is no growth
+        figures[rounds] = (best, home.path.stat().st_size)
     ratios = [after / before for before, after in zip(figures[2500], figures[5000], strict=True)]
     print(f"\nloop: {figures}, 5000 against 2500: time x{ratios[0]:.2f}, size x{ratios[1]:.2f}")
     assert max(ratios) <= 2.3

@@ -586,6 +586,49 @@ async def test_many_levels_of_maps(home: Home, calls: Calls) -> None:
     result = await home.go_on(wf, failed.run_id)
     assert result["rows"] == expected
     assert dict(calls) == {"rows[0]/col[1]/x": 1}
+    async with home.engine(wf) as engine:
+        stored = await engine.result(failed.run_id)
+    for each in (result, stored):
+        assert each.outputs["rows[0]"] == each.outputs["rows[0]/col"] == expected[0]
+        assert each.outputs["rows[0]/col[1]"] == each.outputs["rows[0]/col[1]/x"] == expected[0][1]
+
+
+async def test_maps_of_one_name_inside_and_out(home: Home, calls: Calls) -> None:
+    """A path is looked up as a whole, not by its last node."""
+    wf, inner = Workflow("outer"), Workflow("inner")
+
+    async def here(n: int) -> str:
+        return f"out {n}"
+
+    async def there(n: int) -> str:
+        return f"in {n}"
+
+    wf.node(id="m", for_each={"n": "numbers"})(here)
+    inner.node(id="m", for_each={"n": "numbers"})(there)
+    inner.node(id="x", depends_on="m")(_text)
+    wf.subworkflow("sub", inner)
+
+    @wf.node(depends_on="sub")
+    async def last() -> None:
+        calls.began("last")
+
+    calls.broken = {"last"}
+    failed = await home.run(wf, {"numbers": [1, 2]})
+    assert failed.outputs["sub/m"] == ["in 1", "in 2"]
+    calls.mend()
+    result = await home.go_on(wf, failed.run_id)
+    async with home.engine(wf) as engine:
+        stored = await engine.result(result.run_id)
+    for each in (result, stored):
+        assert each.outputs["sub/m[1]"] == "in 2"
+        assert each.outputs["sub/m"] == ["in 1", "in 2"]
+        assert each.outputs["m[1]"] == "out 2"
+        with pytest.raises(NoOutput):
+            each.outputs["sub/m[2]"]
+
+
+async def _text() -> str:
+    return ""
 
 
 async def test_what_is_inside_takes_slots_and_what_encloses_it_none(home: Home) -> None:
