@@ -456,6 +456,8 @@ class Engine:
         letter = run_record(CANCEL_REQUESTED, self._clock.now(), None, by=by)
         if loaded.holder is not None and loaded.holder.alive:
             await self._write(Unit(Inbox(loaded.row.run), [letter]))
+            if (await self._load(run_id)).holder is None:  # it was let go of meanwhile: nobody reads that
+                await self.cancel(run_id, by)
             return
         ended = run_record(RUN_CANCELLED, self._clock.now(), "cancelled", by=by)
         outcome = await self._journal.commit(
@@ -622,6 +624,9 @@ class Engine:
             )
         loaded = await self._load(row.run_id)
         snapshot = Snapshot(loaded.records)
+        if snapshot.status is RunStatus.WAITING and snapshot.cancel_by is not None:
+            await self.cancel(row.run_id, snapshot.cancel_by)
+            return None
         stored = await self._inputs(loaded, snapshot)
         if row.inputs_digest != inputs_digest(packed):
             names = [n for n in {**stored, **packed} if stored.get(n, (0, 0))[1] != packed.get(n, (0, 0))[1]]
@@ -642,6 +647,9 @@ class Engine:
                 since = None if loaded.holder is None else to_datetime(loaded.holder.started_at)
                 raise RunLocked(run_id, str(loaded.holder or "this process"), since)
             snapshot = Snapshot(loaded.records)
+            if snapshot.status is RunStatus.WAITING and snapshot.cancel_by is not None:
+                await self.cancel(run_id, snapshot.cancel_by)  # it came as the owner let go of the run
+                continue
             if self._is_over(loaded, snapshot, asked):
                 return self._stored_result(loaded)
             program = self._program_of(loaded, force=asked.force)
@@ -998,8 +1006,7 @@ class Engine:
             with contextlib.suppress(StoreError):  # said by whoever writes next
                 now = await self._store.changed()
                 if now != seen:
-                    await self._open_letters()
-                    seen = now
+                    seen = now if await self._open_letters() else None
 
     async def _wake_runs(self) -> None:
         """Go on with waiting runs whose letter or time has come, if this engine knows their workflow."""
@@ -1032,7 +1039,8 @@ class Engine:
         task.add_done_callback(_seen)
         return task
 
-    async def _open_letters(self) -> None:
+    async def _open_letters(self) -> bool:
+        """Bring new letters to their runs. False: one may be for a run that is not known to be ours yet."""
         oldest = min((run.claimed_at for run in self._runs.values()), default=0)
         after = max(self._letters_after, oldest)
         while page := await self._store.tail(after, kinds=LETTERS):
@@ -1041,7 +1049,10 @@ class Engine:
                 run = self._runs.get(run_id)
                 if run is not None and run.claimed_at and after > run.claimed_at:
                     run.letter(letter)
+        if not all(run.claimed_at for run in self._runs.values()):
+            return False  # they are brought again: a run looks at each letter once
         self._letters_after = after
+        return True
 
 
 # -- pieces ---------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from dagresume.planner import (
     uncertain,
     word_about,
 )
-from dagresume.policy import Join, Settled, join
+from dagresume.policy import Join, Settled, join, tolerated
 from dagresume.workflow import Approval, Loop, Sleep, WaitFor
 
 __all__ = ["plan"]
@@ -312,10 +312,20 @@ class _Foresight:
 
     def _each(self, vertex: Vertex, path: str) -> Iterator[tuple[str, Verdict, Record | None]]:
         """Give each item of a map that was spread out before, with what its own last record says."""
+        kept = self._tolerated(vertex, path)
         for k in range(self.snapshot.counts.get(path, 0)):
             item = f"{path}[{k}]"
             record = self.snapshot.paths.get(item)
-            yield item, self._item(vertex, item, record), record
+            yield item, _TOLERATED if item in kept else self._item(vertex, item, record), record
+
+    def _tolerated(self, vertex: Vertex, path: str) -> set[str]:
+        """Give the items whose failure stays tolerated: those of a map that has not failed itself."""
+        former, count = self.snapshot.paths.get(path), self.snapshot.counts.get(path, 0)
+        if vertex.node.tolerate is None or former is None or former.kind == ev.FAILED:
+            return set()
+        items = (self.snapshot.paths.get(f"{path}[{k}]") for k in range(count))
+        failed = {r.path or "" for r in items if r is not None and r.kind == ev.FAILED and r.reason != ev.RETRY}
+        return failed if tolerated(vertex.node.tolerate, len(failed), count) else set()
 
     def _item(self, vertex: Vertex, item: str, record: Record | None) -> Verdict:
         if record is not None and (record.kind, record.reason) == (ev.SKIPPED, ev.CONDITION):
@@ -341,9 +351,9 @@ class _Foresight:
         for item, found, record in self._each(vertex, path):
             verdict = found
             if own.action == Action.REUSE and verdict.action not in {Action.REUSE, Action.SKIP}:
-                verdict = Verdict(Action.REUSE, "tolerated")
+                verdict = _TOLERATED
             yield decision_of(item, verdict, record)
-            if vertex.body is not None and own.action != Action.REUSE:
+            if vertex.body is not None and verdict.action != Action.REUSE:
                 yield from self._within(vertex.body, item, record)
 
     # -- graphs inside nodes --------------------------------------------------------------------------
@@ -433,6 +443,7 @@ class _Foresight:
         return decisions
 
 
+_TOLERATED: Final = Verdict(Action.REUSE, "tolerated")
 _BEGUN: Final = frozenset({ev.STARTED, ev.FAILED, ev.INTERRUPTED, ev.CANCELLED, ev.WAITING})
 
 

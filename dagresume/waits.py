@@ -163,6 +163,7 @@ class Waits:
             )
             self._act(waiting, self._signalled, record)
         elif record.kind == ev.DECIDED:
+            self._run.snapshot.decisions[record.path or ""] = record  # its wait may not be open here yet
             self._act(self.open.get(record.path or ""), self._decided, record)
 
     def _act(self, waiting: Waiting | None, act: Any, *what: Any) -> None:
