@@ -380,7 +380,7 @@ class Snapshot:
             self._apply_to_run(record)
         elif record.status is not None:
             self._apply_to_path(record.path, record)
-            if record.data is not None and record.kind in {COMPLETED, FAILED}:
+            if record.data is not None and record.kind in {COMPLETED, FAILED, INTERRUPTED, CANCELLED}:
                 self._note(record)
         elif record.kind in _NOTES:
             notes: dict[str, Record] = getattr(self, _NOTES[record.kind])

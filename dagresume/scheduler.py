@@ -490,10 +490,14 @@ class Run:
             self._unlock_at_once(step)
         self.hand_over(step, quietly=vertex.pure)
 
-    def _spend(self, used: Mapping[str, float], step: Step) -> None:
-        """Count what an attempt used up; over the budget, nothing further starts."""
+    def _count(self, used: Mapping[str, float]) -> None:
+        """Count what an attempt used up, whatever became of it."""
         for name, amount in used.items():
             self.used[name] = self.used.get(name, 0) + amount
+
+    def _spend(self, used: Mapping[str, float], step: Step) -> None:
+        """Count what an attempt used up; over the budget, nothing further starts."""
+        self._count(used)
         if self._over_budget():
             self.advance(step)
             if self.root.open:
@@ -539,6 +543,7 @@ class Run:
         self._release(job)
         if self.error is not None:
             return  # nothing is written any more
+        self._count(job.used or {})
         if job.began:
             cancelled = kind == ev.RUN_CANCELLED or (kind == ev.RUN_FAILED and job.vertex.idempotent)
             self.hand_over(
@@ -557,8 +562,9 @@ class Run:
 
     def _stays_uncertain(self, job: Job, failure: NodeFailure) -> None:
         self.uncertain.append(job.path)
+        facts = failure.facts | ({"usage": job.used} if job.used else {})
         record = ev.node_record(
-            ev.INTERRUPTED, job.path, failure.attempt, self.now(), failure.reason, **failure.facts
+            ev.INTERRUPTED, job.path, failure.attempt, self.now(), failure.reason, **facts
         )
         self._ended_badly(job, None, Step(self, [record]))
 
@@ -588,6 +594,8 @@ class Run:
         again = job.next(job.attempt + 1)
         again.tries, again.repeats = job.tries + 1, True
         self._timers[again] = self.services.clock.call_later(wait, self._due, again)
+        if job.used:
+            self._spend(job.used, step)
         self.hand_over(step)
 
     def _due(self, job: Job) -> None:
@@ -633,6 +641,8 @@ class Run:
             job.feed.failed(job.index, failure, step)
         else:
             job.feed.lose(job.index, step)
+        if job.used:
+            self._spend(job.used, step)
         self.hand_over(step)
 
     def _is_fatal(self, job: Job) -> bool:
@@ -851,6 +861,8 @@ class Run:
 
     def record(self, kind: str, job: Job, reason: str | None, **facts: Any) -> Record:
         """Make the record of what just happened to a job."""
+        if job.used:
+            facts["usage"] = job.used
         return ev.node_record(kind, job.path, job.attempt, self.now(), reason, **facts)._replace(
             input=job.fingerprint
         )
