@@ -232,6 +232,7 @@ class Run:
             self.owned = Owned(outcome.run, self.owned.session, outcome.epoch)
             self.claimed_at = outcome.seq
             self._is_open.set_result(True)
+            self.desk.start()
             if self._timeout is not None:
                 self._deadline = self.services.clock.call_later(
                     self._timeout, self.stop, ev.RUN_FAILED, "timeout"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dagresume import NOT_DONE, Context, Retry, Workflow
+from dagresume import NOT_DONE, Context, Retry, Value, Workflow
 
 WORLD = Path("world.log")
 
@@ -338,3 +338,61 @@ def mixed(*, idempotent: bool, reconcile: Callable[..., Any] | None = None) -> W
 mixed_idempotent = mixed(idempotent=True)
 mixed_careful = mixed(idempotent=False)
 mixed_asking = mixed(idempotent=False, reconcile=look)
+
+
+# -- graphs inside nodes, loops, conditions, waits ------------------------------------------------------
+
+
+def ways(*, idempotent: bool, reconcile: Callable[..., Any] | None = None) -> Workflow:
+    """A map of sub-workflows with a loop, a condition and an approval in them; a sleep; a loop that waits."""
+    wf, inner, asks = Workflow("ways", idempotent=idempotent), Workflow("inner", output="end"), Workflow("asks")
+
+    async def first(n: int, ctx: Context) -> int:
+        return await work(ctx, n)
+
+    async def again(state: int, ctx: Context) -> int:
+        return await work(ctx, state + 1)
+
+    async def extra(refine: int, ctx: Context) -> int:
+        return await work(ctx, 10 * refine)
+
+    async def end(refine: int, extra: int | None, ctx: Context) -> int:
+        return await work(ctx, refine + (extra or 0))
+
+    async def listed(start: int, ctx: Context) -> list[int]:
+        return [0, await work(ctx, start)]
+
+    async def keep(add: int, ctx: Context) -> int:
+        return await work(ctx, add)
+
+    async def total(each: list[int], asking: int, ctx: Context) -> int:
+        return await work(ctx, sum(each) + asking)
+
+    async def look_for_list(start: int, ctx: Context) -> Any:
+        found = await look(ctx)
+        return found if found is NOT_DONE else [0, found]
+
+    known = reconcile is not None
+    inner.node(id="a", reconcile=reconcile)(first)
+    inner.loop(
+        "refine", again, initial="a", until=lambda state: state >= 2, max_iterations=5, reconcile=reconcile
+    )
+    inner.node(id="extra", when=lambda refine: refine > 2, reconcile=reconcile)(extra)
+    inner.approval("ap", depends_on="refine")
+    inner.node(id="end", depends_on="ap", reconcile=reconcile)(end)
+
+    asks.node(id="add", reconcile=reconcile)(again)
+    asks.wait_for("heard", "go", depends_on="add")
+    asks.node(id="keep", depends_on="heard", reconcile=reconcile)(keep)
+
+    wf.node(id="items", reconcile=look_for_list if known else None)(listed)
+    wf.subworkflow("each", inner, for_each={"n": "items"})
+    wf.loop("asking", asks, initial=Value(0), until=lambda state: state == 2, max_iterations=3)
+    wf.sleep("nap", 0.02, depends_on="each")
+    wf.node(id="total", depends_on="nap", reconcile=reconcile)(total)
+    return wf
+
+
+ways_idempotent = ways(idempotent=True)
+ways_careful = ways(idempotent=False)
+ways_asking = ways(idempotent=False, reconcile=look)

@@ -796,6 +796,26 @@ async def test_a_word_that_comes_as_the_run_is_taken_up(home: Home, calls: Calls
             assert (await task)["pay"] == [42, "ann"]
 
 
+async def test_a_sleep_that_ends_as_the_run_is_taken_up(home: Home, calls: Calls) -> None:
+    """The claim is on its way when the time is over: nothing is written in a run that is not ours yet."""
+    wf = Workflow("sleeps")
+    wf.sleep("nap", 0.3)
+    run_id = await waits(home, wf, wait="none")
+    late: list[LateClaim] = []
+
+    def wrap(store: Store) -> Any:
+        late.append(LateClaim(store))
+        return late[0]
+
+    async with home.engine(wf, wrap=wrap) as engine:
+        task = asyncio.create_task(engine.resume(run_id))
+        await settle(lambda: bool(late))
+        await late[0].reached.wait()
+        await asyncio.sleep(0.4)
+        late[0].gate.set()
+        assert (await task).status is RunStatus.COMPLETED
+
+
 @pytest.mark.timeout(120)
 async def test_words_at_any_moment(home: Home, calls: Calls) -> None:
     """Many rounds: somebody decides at a random moment of a run that is let go of; with one engine that wakes
