@@ -324,7 +324,9 @@ class _Foresight:
         if vertex.node.tolerate is None or former is None or former.kind == ev.FAILED:
             return set()
         items = (self.snapshot.paths.get(f"{path}[{k}]") for k in range(count))
-        failed = {r.path or "" for r in items if r is not None and r.kind == ev.FAILED and r.reason != ev.RETRY}
+        failed = {
+            r.path or "" for r in items if r is not None and r.kind == ev.FAILED and r.reason != ev.RETRY
+        }
         return failed if tolerated(vertex.node.tolerate, len(failed), count) else set()
 
     def _item(self, vertex: Vertex, item: str, record: Record | None) -> Verdict:

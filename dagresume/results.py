@@ -129,7 +129,7 @@ class Outputs(Mapping[str, Any]):
             (node, index), *inner = segments(path)
         except ValueError:
             raise NoOutput(path, None) from None
-        cells: Cell = () if inner else self._cells.get(node, self._parts.get(node, ()))  # type: ignore[assignment]
+        cells = () if inner else self._cells.get(node, self._parts.get(node, ()))
         item = None
         if index is not None and not isinstance(cells, str | Stored) and index < len(cells):
             item = cells[index]

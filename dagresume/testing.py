@@ -972,7 +972,9 @@ class _Stage:
     def _is_anybodys_guess(self, path: str) -> bool:
         node = self._node(path)
         several = node["is_map"] or node["is_loop"]
-        whole = node["body"] or (several and not path.endswith("]"))  # bookkeeping: what is inside is what ran
+        whole = node["body"] or (
+            several and not path.endswith("]")
+        )  # bookkeeping: what is inside is what ran
         return not (node["idempotent"] or node["reconciles"] or whole)
 
     def _begun_too_early(self, state: Autopsy, begun: Counter[str]) -> Iterator[str]:

@@ -345,7 +345,11 @@ mixed_asking = mixed(idempotent=False, reconcile=look)
 
 def ways(*, idempotent: bool, reconcile: Callable[..., Any] | None = None) -> Workflow:
     """A map of sub-workflows with a loop, a condition and an approval in them; a sleep; a loop that waits."""
-    wf, inner, asks = Workflow("ways", idempotent=idempotent), Workflow("inner", output="end"), Workflow("asks")
+    wf, inner, asks = (
+        Workflow("ways", idempotent=idempotent),
+        Workflow("inner", output="end"),
+        Workflow("asks"),
+    )
 
     async def first(n: int, ctx: Context) -> int:
         return await work(ctx, n)
@@ -390,6 +394,22 @@ def ways(*, idempotent: bool, reconcile: Callable[..., Any] | None = None) -> Wo
     wf.loop("asking", asks, initial=Value(0), until=lambda state: state == 2, max_iterations=3)
     wf.sleep("nap", 0.02, depends_on="each")
     wf.node(id="total", depends_on="nap", reconcile=reconcile)(total)
+    return wf
+
+
+def inside() -> Workflow:
+    """A map of sub-workflows of two nodes and a loop, nothing of it idempotent; nothing waits."""
+    wf, inner = Workflow("inside"), Workflow("inner")
+
+    async def first(n: int, ctx: Context) -> int:
+        return await work(ctx, n)
+
+    async def again(state: int, ctx: Context) -> int:
+        return await work(ctx, state + 1)
+
+    inner.node(id="a")(first)
+    inner.loop("refine", again, initial="a", until=lambda state: state >= 5, max_iterations=5)
+    wf.subworkflow("each", inner, for_each={"n": "numbers"})
     return wf
 
 

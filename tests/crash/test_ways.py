@@ -60,9 +60,8 @@ def test_every_point_and_every_point_of_going_on(tmp_path: Path, variant: str) -
 @pytest.mark.parametrize("mutant", ["start_record_after_the_body", "commit_not_awaited"])
 def test_the_sweep_sees_inside(tmp_path: Path, mutant: str) -> None:
     """A broken engine is found by what begins in sub-workflows and loops."""
-    points = [Point("before commit", n) for n in range(1, 40, 2)]
     setup = f"tests.crash.mutants:{mutant}"
-    found = sweep("tests.crash.flows:ways_careful", INPUTS, tmp_path, points, setup=setup)
-    inside = [text for text in found.violations if "each[" in text or "asking[" in text]
-    wanted = "durable start records" if mutant.startswith("start") else "was durable"
-    assert any(wanted in text for text in inside)
+    found = sweep("tests.crash.flows:inside", {"numbers": [2, 3]}, tmp_path, "commits", setup=setup)
+    assert found.undisturbed.violations == []
+    assert any("with 0 durable start records" in text and "/refine[" in text for text in found.violations)
+    assert any("was durable" in text for text in found.violations) == (mutant == "commit_not_awaited")

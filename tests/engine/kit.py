@@ -89,7 +89,7 @@ class Home:
 
 
 def foreseen(wf: Workflow, plan: dict[str, Decision], executed: Sequence[str], *, ends: bool = True) -> None:
-    """Check a plan against what then ran: run ⊆ ran ⊆ run ∪ check, reuse ∩ ran = ∅.
+    """Check a plan against what then ran: what is to run runs, what is reused does not, nothing else runs.
 
     Only paths that a function runs at count. What was not known to exist (a later round, an item of a map not
     spread out) is covered by what encloses it. `ends`: nothing failed on the way, so all of `run` must run.

@@ -30,7 +30,9 @@ def chain(calls: Calls, *, budget: Budget | None, cost: float = 1.0, **options: 
 
 async def used(home: Home, run_id: str) -> dict[str, float]:
     """Give what the last event that says so says was used up."""
-    said = [e.data["usage"] for e in await home.events(run_id) if e.kind.startswith("run.") and "usage" in e.data]
+    said = [
+        e.data["usage"] for e in await home.events(run_id) if e.kind.startswith("run.") and "usage" in e.data
+    ]
     found: dict[str, float] = said[-1]
     return found
 

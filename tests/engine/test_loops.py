@@ -16,7 +16,7 @@ from tests.engine.kit import Boom, Calls, Home
 from tests.engine.plays import until, world
 
 
-def counting(calls: Calls, rounds: int, most: int | None = None, **options: Any) -> Workflow:
+def counting(calls: Calls, rounds: int, most: int = 99, retry: Retry | None = None) -> Workflow:
     """A loop that counts to `rounds`."""
     wf = Workflow("counting", idempotent=True)
 
@@ -24,7 +24,7 @@ def counting(calls: Calls, rounds: int, most: int | None = None, **options: Any)
         calls.began(f"until {state}")
         return state >= rounds
 
-    @wf.loop(id="count", initial=Value(0), until=enough, max_iterations=most or 10 * rounds, **options)
+    @wf.loop(id="count", initial=Value(0), until=enough, max_iterations=most, retry=retry)
     async def count(state: int) -> int:
         calls.began(f"round {state}")
         return state + 1
@@ -143,7 +143,7 @@ async def test_falsy_states_are_states(home: Home, value: Any) -> None:
 
 
 async def test_other_parameters_are_fed_as_those_of_a_node(home: Home) -> None:
-    wf = Workflow("fed")
+    wf, limit = Workflow("fed"), 10
 
     @wf.node
     async def step() -> int:
@@ -154,7 +154,6 @@ async def test_other_parameters_are_fed_as_those_of_a_node(home: Home) -> None:
         assert ctx.path == f"add_up[{ctx.index}]"
         return total + add * factor
 
-    limit = 10
     assert (await home.run(wf, {"start": 1}))["add_up"] == 11
     assert (await home.run(wf, {"start": 1, "factor": 9}))["add_up"] == 19
 
@@ -531,7 +530,7 @@ async def test_two_and_a_half_and_five_thousand_rounds(sqlite_home: Home, tmp_pa
         home = Home(tmp_path / f"{turn}-{rounds}.db")
         wf = Workflow("count", idempotent=True)
 
-        @wf.loop(initial=Value(0), until=lambda state, rounds=rounds: state == rounds, max_iterations=rounds)
+        @wf.loop(initial=Value(0), until=rounds.__eq__, max_iterations=rounds)
         async def count(state: int) -> int:
             return state + 1
 

@@ -443,7 +443,7 @@ async def test_a_dataclass_as_a_run_input_of_an_inner_node(home: Home) -> None:
 
 @pytest.mark.parametrize("spill", [100, 1 << 20])
 async def test_big_outputs_cross_the_borders(sqlite_home: Home, calls: Calls, spill: int) -> None:
-    """Outputs over `spill_bytes` into, inside and out of sub-workflows, and as their inputs in a new process."""
+    """Outputs over `spill_bytes` into, inside and out of sub-workflows, also from an earlier process."""
     wf, inner = Workflow("outer", idempotent=True), Workflow("inner")
     both = Workflow("both")
 
@@ -705,4 +705,3 @@ async def test_a_failed_sub_workflow_can_be_handled_outside(home: Home, calls: C
     assert result.status is RunStatus.COMPLETED
     assert result["b"].startswith("sub")
     assert dict(calls) == {"b": 1}
-
