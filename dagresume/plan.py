@@ -355,7 +355,11 @@ class _Foresight:
             if own.action == Action.REUSE and verdict.action not in {Action.REUSE, Action.SKIP}:
                 verdict = _TOLERATED
             yield decision_of(item, verdict, record)
-            if vertex.body is not None and verdict.action != Action.REUSE:
+            if vertex.body is None or Action.REUSE in {own.action, verdict.action}:
+                continue
+            if verdict.action is Action.CHECK:
+                yield from self._inside_checks(vertex, item, verdict.reason)
+            elif verdict.action is not Action.SKIP:
                 yield from self._within(vertex.body, item, record)
 
     # -- graphs inside nodes --------------------------------------------------------------------------

@@ -328,6 +328,34 @@ async def test_a_sub_workflow_that_is_not_wanted(home: Home, calls: Calls) -> No
     assert dict(calls) == {"last": 1}
 
 
+async def test_the_plan_of_items_that_were_not_asked_yet(home: Home, calls: Calls) -> None:
+    """Whether anything inside them runs depends on their condition: `check`, all the way down."""
+    wf, inner = Workflow("w", idempotent=True), Workflow("inner")
+    began = asyncio.Event()
+
+    @inner.node
+    async def x(n: int) -> int:
+        calls.began(f"x {n}")
+        began.set()
+        if n == 1 and calls["x 1"] == 1:
+            await asyncio.sleep(60)
+        return n
+
+    @inner.node(for_each={"k": "numbers"})
+    async def y(k: int, x: int) -> int:
+        return k * x
+
+    wf.subworkflow("each", inner, for_each={"n": "numbers"}, when=lambda n: n < 3, concurrency=1)
+    async with home.engine(wf, grace_seconds=0) as engine:
+        handle = await engine.start(wf, {"numbers": [1, 2, 3]})
+        await began.wait()
+    plan = await home.plan(wf, handle.run_id, items=True)
+    assert plan["each[0]/x"].action == "run"
+    assert plan["each[1]/x"].action == plan["each[2]/x"].action == plan["each[2]"].action == "check"
+    result = await home.go_on(wf, handle.run_id)
+    assert result["each"] == [[1, 2, 3], [2, 4, 6], None]
+
+
 async def test_a_sub_workflow_that_had_begun_is_not_asked_again(home: Home, calls: Calls) -> None:
     wf, inner = Workflow("w"), Workflow("inner")
 
