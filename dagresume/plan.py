@@ -99,6 +99,11 @@ class _Foresight:
         ended = Counter(outlook.ended for outlook in self.outlooks)
         return _MAYBE if ended["maybe"] else _RUNS
 
+    @property
+    def _giving(self) -> tuple[int, ...]:
+        """The nodes whose outputs make that of the graph."""
+        return self.body.sinks if self.body.output is None else (self.body.output,)
+
     # -- one node -------------------------------------------------------------------------------------
 
     def _foresee(self, vertex: Vertex) -> Foreseen:
@@ -436,6 +441,10 @@ class _Foresight:
     def _with_recomputed(self, decisions: list[Decision]) -> list[Decision]:
         """A pure node that would be reused runs after all where one that runs needs its value."""
         at = {decision.path: n for n, decision in enumerate(decisions)}
+        whole = self._whole()
+        giving = (
+            self._giving if self.prefix and whole.ended != "failed" else ()
+        )  # their values go out of here
         for vertex in reversed(self.rules):
             place = at[self.prefix + vertex.id]
             own = decisions[place]
@@ -443,6 +452,8 @@ class _Foresight:
                 continue
             takers = (self.rules[c] for c in vertex.children if vertex.index in self.rules[c].source_parents)
             below = {decisions[at[self.prefix + taker.id]].action for taker in takers}
+            if vertex.index in giving:
+                below.add(Action.CHECK if whole is _MAYBE else Action.RUN)
             action = next((a for a in (Action.RUN, Action.CHECK) if a in below), None)
             if action is not None:
                 decisions[place] = Decision(own.path, action, "recomputed", own.seconds, own.usage, own.items)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from dagresume import codec
 from dagresume import events as ev
@@ -27,6 +27,8 @@ from dagresume.results import Stored
 from dagresume.workflow import Source
 
 __all__ = ["Scope"]
+
+_OUTSIDE: Final = -1  # in place of a vertex: the node that this graph is in waits for what is made again
 
 
 class Scope:
@@ -48,6 +50,7 @@ class Scope:
         self.streaming: dict[int, list[Feed]] = {}  # the maps that take the items of this one as they come
         self.remaking: dict[int, list[int]] = {}  # a pure vertex being made again: who waits for it
         self.lacking: dict[int, int] = {}
+        self.lamed: set[int] = set()  # who waits for a pure vertex that could not be made again
         self.failed: set[int] = set()  # vertices that failed themselves, not for what is above them
         self.open = len(rules)
         for vertex in rules:
@@ -91,7 +94,7 @@ class Scope:
         if how is Settled.FAILED:
             self.failed.add(i)
         if i in self.remaking:
-            self._not_remade(i, step)
+            self._remade(i, step, good=False)
         elif self.state[i] == OPEN:
             self.settle(i, how, step)
 
@@ -317,6 +320,8 @@ class Scope:
             self.lacking[i] = len(unmade)
             for parent in unmade:
                 self.run.later(self._remake, parent, i)
+        elif vertex.is_loop and self._begins_with_stored(vertex):
+            self.run.background(self._loop_later(vertex, fingerprint, prior, asked))
         elif vertex.is_map:
             self._spread(vertex, fingerprint, step)
         elif vertex.node.when is not None and not asked and not self.was_asked(prior, fingerprint):
@@ -330,6 +335,27 @@ class Scope:
             Nest(self, vertex, self.path(vertex), fingerprint, [], []).start(step)
         else:
             step.opens.append(self._job(vertex, fingerprint, self.run.gates[vertex]))
+
+    def _begins_with_stored(self, vertex: Vertex) -> bool:
+        """Say whether a loop begins with the items of a map that have to be read first."""
+        source = self.body.origins[vertex.index][0]
+        out = self.out[source.place] if source.kind == "parent" else None
+        return isinstance(out, Cells) and out.stored
+
+    async def _loop_later(
+        self, vertex: Vertex, fingerprint: bytes, prior: Record | None, asked: bool
+    ) -> None:
+        step = Step(self.run, [])
+        cells: Cells = self.out[self.body.origins[vertex.index][0].place]
+        try:
+            await self.load_cells(cells.cells)
+            cells.stored = False
+        except StoreError as error:
+            self.run.cannot_load(error)
+            self.fail(vertex.index, step, Settled.OPEN_QUESTION)
+        else:
+            self._run(vertex, fingerprint, step, prior=prior, asked=asked)
+        self.run.hand_over(step)
 
     def run_again(self, vertex: Vertex, fingerprint: bytes, step: Step) -> None:
         """A person wants a vertex that was held to run again."""
@@ -425,23 +451,43 @@ class Scope:
         if len(waiters) == 1:
             self._run(self.rules[i], self.digests[i], step)
 
-    def _remade(self, i: int, step: Step) -> None:
-        for waiter in self.remaking.pop(i):
-            self.lacking[waiter] -= 1
-            if not self.lacking[waiter]:
-                del self.lacking[waiter]
-                self.run.later(self._run, self.rules[waiter], self.fingerprint(self.rules[waiter]))
+    def remakes_for_output(self, places: Sequence[int]) -> bool:
+        """Have those of these vertices made again whose value is to go out of here; False if all are there."""
+        unmade = [i for i in places if self.out[i] is UNMADE]
+        if unmade:
+            self.lacking[_OUTSIDE] = len(unmade)
+            for i in unmade:
+                self.run.later(self._remake, i, _OUTSIDE)
+        return bool(unmade)
 
-    def _not_remade(self, i: int, step: Step) -> None:
-        stuck = deque([i])
-        while stuck:
-            for waiter in self.remaking.pop(stuck.popleft(), ()):
-                if self.lacking.pop(waiter, None) is None:
+    def _remade(self, i: int, step: Step, good: bool = True) -> None:
+        """A pure vertex was made again, or could not be: who waits for it goes on when all it lacked has ended."""
+        ended = deque([(i, good)])
+        while ended:
+            i, good = ended.popleft()
+            for waiter in self.remaking.pop(i, ()):
+                if not good:
+                    self.lamed.add(waiter)
+                self.lacking[waiter] -= 1
+                if self.lacking[waiter]:
                     continue
-                if waiter in self.remaking:
-                    stuck.append(waiter)
+                del self.lacking[waiter]
+                if waiter in self.lamed:
+                    self.lamed.remove(waiter)
+                    self._goes_without(waiter, ended, step)
+                elif waiter == _OUTSIDE:
+                    self.run.later(self._nest.ended)  # type: ignore[union-attr]  # there is an outside
                 else:
-                    self.settle(waiter, Settled.FAILED, step)
+                    self.run.later(self._run, self.rules[waiter], self.fingerprint(self.rules[waiter]))
+
+    def _goes_without(self, waiter: int, ended: deque[tuple[int, bool]], step: Step) -> None:
+        """Something that a vertex needs could not be made again."""
+        if waiter == _OUTSIDE:
+            self.run.later(self._nest.has_no_output)  # type: ignore[union-attr]  # there is an outside
+        elif waiter in self.remaking:
+            ended.append((waiter, False))
+        else:
+            self.settle(waiter, Settled.FAILED, step)
 
     # -- maps -----------------------------------------------------------------------------------------
 

@@ -312,6 +312,31 @@ async def test_a_loop_over_maps(home: Home, calls: Calls) -> None:
     assert calls.order == ["grow[1]/double[2]", *(f"grow[2]/double[{k}]" for k in range(3))]
 
 
+@pytest.mark.parametrize("asks", [True, False])
+async def test_a_loop_that_begins_with_the_list_of_a_map(home: Home, calls: Calls, asks: bool) -> None:
+    """The items lie in the store when another process begins the loop."""
+    wf = Workflow("outer", idempotent=True)
+
+    @wf.node(for_each={"n": "numbers"})
+    async def double(n: int) -> int:
+        return 2 * n
+
+    calls.adder(wf)("bad")
+    when = (lambda state: len(state) == 3) if asks else None
+
+    @wf.loop(
+        initial="double", until=lambda s: s[0] > 9, max_iterations=9, when=when, depends_on="bad"
+    )  # fmt: skip
+    async def grow(state: list[int]) -> list[int]:
+        return [3 * n for n in state]
+
+    calls.broken = {"bad"}
+    failed = await home.run(wf, {"numbers": [1, 2, 3]})
+    calls.mend()
+    result = await home.go_on(wf, failed.run_id)
+    assert result["grow"] == [18, 36, 54]
+
+
 def loop_in_loop(calls: Calls) -> Workflow:
     """Three rounds of two."""
     wf, body = Workflow("outer", idempotent=True), Workflow("body")

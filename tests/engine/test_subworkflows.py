@@ -531,6 +531,71 @@ async def test_pure_nodes_at_the_border(home: Home, calls: Calls) -> None:
     assert dict(calls) == {"last": 1}, "the sub-workflow's output is stored: nothing is made again"
 
 
+async def test_a_pure_sink_is_made_again_for_the_output(home: Home, calls: Calls) -> None:
+    """C7: what a pure node gives goes into the output of its workflow, also when it completed earlier."""
+    wf, inner = Workflow("outer", idempotent=True), Workflow("inner")
+
+    @inner.node(checkpoint=False)
+    async def pure() -> int:
+        calls.began("pure")
+        return 5
+
+    @inner.node
+    async def other() -> int:
+        calls.began("other")
+        return 6
+
+    wf.subworkflow("sub", inner)
+    calls.broken = {"other"}
+    failed = await home.run(wf)
+    calls.mend()
+    result = await home.go_on(wf, failed.run_id)
+    assert result["sub"] == {"pure": 5, "other": 6}
+    assert dict(calls) == {"pure": 1, "other": 1}
+
+
+@pytest.mark.parametrize("inside", [True, False])
+async def test_one_of_two_pure_nodes_cannot_be_made_again(home: Home, calls: Calls, inside: bool) -> None:
+    """The run fails with it, once the other one has ended too; the next resume makes both."""
+    wf, inner = Workflow("outer", idempotent=True), Workflow("inner")
+    into = inner if inside else wf
+
+    @into.node(checkpoint=False)
+    async def quick() -> int:
+        calls.began("quick")
+        return 1
+
+    @into.node(checkpoint=False)
+    async def slow() -> int:
+        calls.began("slow")
+        await asyncio.sleep(0.05)
+        return 2
+
+    @into.node(depends_on=[quick, slow])
+    async def other() -> int:
+        calls.began("other")
+        return 3
+
+    if inside:
+        wf.subworkflow("sub", inner)
+        inner._output = "total"
+
+    @into.node
+    async def total(quick: int, slow: int, other: int) -> int:
+        return quick + slow + other
+
+    calls.broken = {"other"}
+    failed = await home.run(wf)
+    calls.mend()
+    calls.broken = {"quick"}
+    again = await home.resume(wf, failed.run_id)
+    assert again.status is RunStatus.FAILED
+    assert list(again.failures) == ["sub/quick" if inside else "quick"]
+    calls.mend()
+    result = await home.resume(wf, failed.run_id)
+    assert result["sub" if inside else "total"] == 6
+
+
 async def test_a_changed_step_above_changes_what_is_inside(home: Home, calls: Calls) -> None:
     """A retried node above gives something else: idempotent inner paths run again, careful ones are held."""
     wf, inner = Workflow("outer", idempotent=True), Workflow("inner")
