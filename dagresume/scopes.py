@@ -452,7 +452,7 @@ class Scope:
             self._run(self.rules[i], self.digests[i], step)
 
     def remakes_for_output(self, places: Sequence[int]) -> bool:
-        """Have those of these vertices made again whose value is to go out of here; False if all are there."""
+        """Have those of these made again whose values are to go out of here; False if all are there."""
         unmade = [i for i in places if self.out[i] is UNMADE]
         if unmade:
             self.lacking[_OUTSIDE] = len(unmade)
@@ -461,7 +461,7 @@ class Scope:
         return bool(unmade)
 
     def _remade(self, i: int, step: Step, good: bool = True) -> None:
-        """A pure vertex was made again, or could not be: who waits for it goes on when all it lacked has ended."""
+        """A pure vertex was made again, or could not be: who waits for it goes on once it lacks nothing."""
         ended = deque([(i, good)])
         while ended:
             i, good = ended.popleft()

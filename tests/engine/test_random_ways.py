@@ -194,7 +194,7 @@ async def play(home: Home, seed: int) -> None:
         stored = await engine.result(run_id)
     assert ends(stored) == ends(undisturbed)
     if undisturbed.status is RunStatus.COMPLETED:
-        assert set(garden.began) == set(once)
+        assert set(once) <= set(garden.began)  # what runs on failures may have begun beside
 
 
 @pytest.mark.parametrize("seed", range(40))
