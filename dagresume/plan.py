@@ -317,11 +317,11 @@ class _Foresight:
 
     def _each(self, vertex: Vertex, path: str) -> Iterator[tuple[str, Verdict, Record | None]]:
         """Give each item of a map that was spread out before, with what its own last record says."""
-        kept = self._tolerated(vertex, path)
+        kept, room = self._tolerated(vertex, path), _Room(vertex)
         for k in range(self.snapshot.counts.get(path, 0)):
             item = f"{path}[{k}]"
             record = self.snapshot.paths.get(item)
-            yield item, _TOLERATED if item in kept else self._item(vertex, item, record), record
+            yield item, _TOLERATED if item in kept else room.take(self._item(vertex, item, record)), record
 
     def _tolerated(self, vertex: Vertex, path: str) -> set[str]:
         """Give the items whose failure stays tolerated: those of a map that has not failed itself."""
@@ -362,7 +362,7 @@ class _Foresight:
             yield decision_of(item, verdict, record)
             if vertex.body is None or Action.REUSE in {own.action, verdict.action}:
                 continue
-            if verdict.action is Action.CHECK:
+            if verdict.action is Action.CHECK or verdict is _NO_ROOM:
                 yield from self._inside_checks(vertex, item, verdict.reason)
             elif verdict.action is not Action.SKIP:
                 yield from self._within(vertex.body, item, record)
@@ -460,6 +460,28 @@ class _Foresight:
         return decisions
 
 
+class _Room:
+    """How many more of a map's graphs can be open, where some may stay open since they wait."""
+
+    def __init__(self, vertex: Vertex) -> None:
+        waits = vertex.body is not None and any(inner.waits for inner in vertex.body.every())
+        self._most = vertex.node.concurrency if waits else None
+        self._open = self._waiting = 0
+
+    def take(self, verdict: Verdict) -> Verdict:
+        """Give what is done with the next item, of which this would be done if there were room."""
+        if self._most is None or verdict.action not in {Action.RUN, Action.CHECK, Action.WAIT}:
+            return verdict
+        self._open += 1
+        if verdict.action is Action.WAIT:
+            self._waiting += 1
+            return verdict
+        if self._waiting >= self._most:
+            return _NO_ROOM
+        return Verdict(Action.CHECK, _NO_ROOM.reason) if self._open > self._most else verdict
+
+
+_NO_ROOM: Final = Verdict(Action.WAIT, "no_room")
 _TOLERATED: Final = Verdict(Action.REUSE, "tolerated")
 _BEGUN: Final = frozenset({ev.STARTED, ev.FAILED, ev.INTERRUPTED, ev.CANCELLED, ev.WAITING})
 

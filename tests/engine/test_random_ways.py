@@ -15,12 +15,15 @@ import pytest
 from dagresume import Context, RunResult, RunStatus, Workflow
 from tests.engine.kit import Boom, Home, foreseen
 
-NODES = ("plain", "plain", "pure", "list", "map", "sub", "subs", "loop", "rounds")
+NODES = ("plain", "plain", "pure", "list", "map", "wait", "sub", "subs", "loop", "rounds")
 
 
 def number(value: Any) -> int:
     """Make a number of whatever a node gave."""
+    if isinstance(value, str):
+        return len(value) % 5
     if isinstance(value, dict):
+        value = {name: told for name, told in value.items() if name != "at"}
         value = list(value.values())
     return sum(map(number, value)) if isinstance(value, list) else int(value or 0)
 
@@ -29,6 +32,7 @@ class Garden:
     """Grows workflows from a seed; knows what begins, and what is to break or to hang."""
 
     def __init__(self, seed: int) -> None:
+        self.waits = seed % 2 == 0  # for people and signals too
         self.rng = random.Random(seed)
         self.began: Counter[str] = Counter()
         self.broken: set[str] = set()
@@ -50,9 +54,10 @@ class Garden:
         rng = self.rng
         self._names += 1
         wf = Workflow(f"w{self._names}", idempotent=True if not depth else None)
-        source, known, lists = "state" if state else "n", [], []
-        for k in range(rng.randint(2, 6 - depth)):
-            kind = rng.choice(NODES if depth < 2 else NODES[:5] + NODES[7:8])
+        source, known, lists = "state" if state else "n", ["top"], []
+        self._plain(wf, "top", source, depth, [], when=None)
+        for k in range(rng.randint(1, 5 - depth)):
+            kind = rng.choice(NODES if depth < 2 else NODES[:6] + NODES[8:9])
             if kind in {"map", "subs"} and not lists:
                 kind = "list"
             name = f"{kind}{k}"
@@ -95,6 +100,16 @@ class Garden:
 
     def _map(self, wf: Workflow, name: str, one: str, depth: int, after: list[str]) -> None:
         self._plain(wf, name, one, depth, after, args={}, for_each={"a": one}, concurrency=self._few())
+
+    def _wait(self, wf: Workflow, name: str, one: str, depth: int, after: list[str]) -> None:
+        after = [node for node in (one, *after) if node not in {"n", "state"}]
+        kind = self.rng.choice(["approval", "sleep", "event"]) if self.waits else "sleep"
+        if kind == "approval":
+            wf.approval(name, depends_on=after)
+        elif kind == "sleep":
+            wf.sleep(name, self.rng.choice([0, 0.001]), depends_on=after)
+        else:
+            wf.wait_for(name, "event", depends_on=after)
 
     def _few(self) -> int | None:
         return self.rng.choice([None, 1, 2])
@@ -141,8 +156,31 @@ def iter_until(modulus: int) -> Any:
     return lambda state: number(state) % modulus == 0 or number(state) > 5
 
 
+def timeless(value: Any) -> Any:
+    """Leave out when something was approved."""
+    if isinstance(value, list):
+        return [timeless(each) for each in value]
+    if isinstance(value, dict):
+        return {name: timeless(each) for name, each in value.items() if name != "at"}
+    return value
+
+
 def ends(result: RunResult) -> tuple[str, dict[str, Any]]:
-    return result.status, {name: result.outputs[name] for name in result.outputs}
+    return result.status, timeless({name: result.outputs[name] for name in result.outputs})
+
+
+async def speak(home: Home, run_id: str) -> None:
+    """Approve everything that waits, and send what is waited for."""
+    async with home.engine() as engine:
+        nodes = (await engine.get(run_id)).nodes
+        for path, info in nodes.items():
+            around = any(other.startswith((path + "/", path + "[")) for other in nodes)
+            if info.status != "waiting" or around:
+                continue
+            if info.reason == "approval":
+                await engine.decide(run_id, path)
+            elif info.reason == "event":
+                await engine.signal(run_id, "event")
 
 
 async def cut_off(home: Home, wf: Workflow, garden: Garden, run_id: str | None, path: str) -> str:
@@ -174,6 +212,9 @@ async def play(home: Home, seed: int) -> None:
     garden = Garden(seed)
     wf = garden.grow()
     undisturbed = await home.run(wf, {"n": 3})
+    while undisturbed.status is RunStatus.WAITING:
+        await speak(home, undisturbed.run_id)
+        undisturbed = await home.go_on(wf, undisturbed.run_id)
     once = Counter(garden.began)
     paths = sorted(once)
     if not paths:
@@ -182,9 +223,11 @@ async def play(home: Home, seed: int) -> None:
     chosen = garden.rng.sample(paths, min(len(paths), garden.rng.randint(1, 4)))
     garden.broken = set(chosen)
     run_id = await cut_off(home, wf, garden, None, garden.rng.choice(paths))
-    for k in range(len(chosen) + 1):
-        if (await home.info(run_id)).status == "completed":
+    for k in range(100):
+        status = (await home.info(run_id)).status
+        if status == "completed" or (k > len(chosen) and status != "waiting"):
             break
+        await speak(home, run_id)
         garden.broken = set(chosen[k:])
         plan = await home.plan(wf, run_id, items=True)
         result = await home.resume(wf, run_id)
