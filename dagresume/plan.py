@@ -267,9 +267,10 @@ class _Foresight:
                 yes = word.facts["approved"]
                 verdict = Verdict(Action.RUN, "approved" if yes else "rejected")
                 return (_RUNS if yes else _FAILED), [decision_of(path, verdict, prior)]
-        signals = (s.facts.get("event") for s in self.snapshot.signals.values())
-        if isinstance(what, WaitFor) and what.event in signals:
-            return _RUNS, [decision_of(path, Verdict(Action.RUN, "signalled"), prior)]
+        if isinstance(what, WaitFor) and (signals := self._signals(what.event)):
+            sure = waiting and signals >= self._listeners(what.event)
+            action = Action.RUN if sure else Action.CHECK  # another wait may be quicker
+            return (_RUNS if sure else _MAYBE), [decision_of(path, Verdict(action, "signalled"), prior)]
         if over:
             return _FAILED, [decision_of(path, Verdict(Action.RUN, "timeout"), prior)]
         return _WAITS, [
@@ -277,6 +278,15 @@ class _Foresight:
                 path, Verdict(Action.WAIT, "approval" if isinstance(what, Approval) else "event"), prior
             )
         ]
+
+    def _signals(self, event: str) -> int:
+        """Give how many signals of an event no wait has taken."""
+        return sum(s.facts.get("event") == event for s in self.snapshot.signals.values())
+
+    def _listeners(self, event: str) -> int:
+        """Give how many paths wait for an event."""
+        waits = (r for r in self.snapshot.paths.values() if (r.kind, r.reason) == (ev.WAITING, "event"))
+        return sum(record.facts.get("event") == event for record in waits)
 
     # -- maps -----------------------------------------------------------------------------------------
 
@@ -427,6 +437,8 @@ class _Foresight:
         inside: list[Decision] = []
         if vertex.body is not None:
             outlook, inside = self._inside(vertex.body, at)
+            if outlook is _RUNS and any(inner.waits for inner in vertex.body.every()):
+                outlook = _MAYBE  # the next round may wait again
         if outlook.held:
             verdict = UNCERTAIN if outlook.held == "upstream_held" else Verdict(Action.WAIT, "rounds_wait")
         else:
