@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dagresume import planner, words
+from dagresume import plan, planner, words
 
 
 def strings(node: ast.AST) -> set[str]:
@@ -20,7 +20,8 @@ def actions(node: ast.AST) -> set[str]:
 
 def decisions_in_source() -> Iterator[tuple[str, str]]:
     """Every (action, reason) that the planner writes down as such."""
-    for call in ast.walk(ast.parse(inspect.getsource(planner))):
+    source = inspect.getsource(planner) + inspect.getsource(plan)
+    for call in ast.walk(ast.parse(source)):
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
             continue
         offset = {"Verdict": 0, "Decision": 1}.get(call.func.id)

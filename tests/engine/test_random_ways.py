@@ -54,7 +54,8 @@ class Garden:
         rng = self.rng
         self._names += 1
         wf = Workflow(f"w{self._names}", idempotent=True if not depth else None)
-        source, known, lists = "state" if state else "n", ["top"], []
+        source, known = "state" if state else "n", ["top"]
+        lists: list[str] = []
         self._plain(wf, "top", source, depth, [], when=None)
         for k in range(rng.randint(1, 5 - depth)):
             kind = rng.choice(NODES if depth < 2 else NODES[:6] + NODES[8:9])
