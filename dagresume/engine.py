@@ -61,7 +61,7 @@ from dagresume.events import (
 )
 from dagresume.executor import Executor, LoopExecutor, ProcessExecutor, ThreadExecutor
 from dagresume.explain import Explanation, explain
-from dagresume.feeds import item_failure
+from dagresume.feeds import NULL, item_failure
 from dagresume.fork import Copy, to_copy
 from dagresume.jobs import CURRENT, Services
 from dagresume.journal import Journal
@@ -565,6 +565,8 @@ class Engine:
         letter = run_record(CANCEL_REQUESTED, self._clock.now(), None, by=by)
         if loaded.holder is not None and loaded.holder.alive:
             await self._write(Unit(Inbox(loaded.row.run), [letter]))
+            if (await self._load(run_id)).holder is None:  # it was let go of meanwhile: nobody reads that
+                await self.cancel(run_id, by)
             return
         ended = run_record(RUN_CANCELLED, self._clock.now(), "cancelled", by=by)
         outcome = await self._journal.commit(
@@ -781,6 +783,9 @@ class Engine:
             )
         loaded = await self._load(row.run_id)
         snapshot = Snapshot(loaded.records)
+        if snapshot.status is RunStatus.WAITING and snapshot.cancel_by is not None:
+            await self.cancel(row.run_id, snapshot.cancel_by)
+            return None
         stored = await self._inputs(loaded, snapshot)
         if row.inputs_digest != inputs_digest(packed):
             names = [n for n in {**stored, **packed} if stored.get(n, (0, 0))[1] != packed.get(n, (0, 0))[1]]
@@ -804,6 +809,9 @@ class Engine:
             snapshot = Snapshot(loaded.records)
             if loaded.row.status == RunStatus.ROLLING_BACK and asked.retry is None:
                 run = await self._undo(loaded)
+                continue
+            if snapshot.status is RunStatus.WAITING and snapshot.cancel_by is not None:
+                await self.cancel(run_id, snapshot.cancel_by)  # it came as the owner let go of the run
                 continue
             if self._is_over(loaded, snapshot, asked):
                 return self._stored_result(loaded)
@@ -1066,7 +1074,8 @@ class Engine:
             vertex = None if body is None else body.at(path)
             if record is None or record.kind != COMPLETED or (vertex is not None and vertex.pure):
                 return None
-            return Stored.of(record), codec.EMPTY if vertex is None else vertex.types
+            cell: Cell = _items(snapshot, record) if "count" in record.facts else Stored.of(record)
+            return cell, codec.EMPTY if vertex is None else vertex.types
 
         return RunResult(
             loaded.row.run_id,
@@ -1216,8 +1225,7 @@ class Engine:
             with contextlib.suppress(StoreError):  # said by whoever writes next
                 now = await self._store.changed()
                 if now != seen:
-                    await self._open_letters()
-                    seen = now
+                    seen = now if await self._open_letters() else None
 
     async def _wake_runs(self) -> None:
         """Go on with waiting runs whose letter or time has come, if this engine knows their workflow."""
@@ -1250,7 +1258,8 @@ class Engine:
         task.add_done_callback(_seen)
         return task
 
-    async def _open_letters(self) -> None:
+    async def _open_letters(self) -> bool:
+        """Bring new letters to their runs. False: one may be for a run that is not known to be ours yet."""
         oldest = min((run.claimed_at for run in self._runs.values()), default=0)
         after = max(self._letters_after, oldest)
         while page := await self._store.tail(after, kinds=LETTERS):
@@ -1259,7 +1268,10 @@ class Engine:
                 run = self._runs.get(run_id)
                 if run is not None and run.claimed_at and after > run.claimed_at:
                     run.letter(letter)
+        if not all(run.claimed_at for run in self._runs.values()):
+            return False  # they are brought again: a run looks at each letter once
         self._letters_after = after
+        return True
 
 
 # -- pieces ---------------------------------------------------------------------------------------------
@@ -1356,7 +1368,7 @@ def _items(snapshot: Snapshot, record: Record) -> list[Any]:
         if item is not None and item.kind == COMPLETED:
             cells.append(Stored.of(item))
         elif item is not None and item.kind == SKIPPED:
-            cells.append("null")
+            cells.append(NULL)
         elif item is not None and record.kind == COMPLETED:
             cells.append(item_failure(failure_of(item)))
         else:

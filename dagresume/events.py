@@ -159,6 +159,7 @@ UNDO_FAILED_REASON: Final = "compensation_failed"
 UNDO_RESTS: Final = frozenset({UNDO_FAILED_REASON, "cancelled", "shutdown", "not_stored"})
 """Reasons with which a run that rolls back is let go of: somebody has to go on with it."""
 CONDITION: Final = "condition"  # reason of a skip: `when=` said no
+CONDITION_FAILED: Final = "condition_failed"  # reason of a failure: `when=` raised; nothing of it began
 HELD: Final = "held"  # reason of a wait: completed, its input changed, not idempotent; data.kept: its output
 
 

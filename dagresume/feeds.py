@@ -77,6 +77,7 @@ class Feed:
         self.queued = self.given_up = self.shifted = False
         self.failures: dict[int, NodeFailure] = {}
         self.lost: set[int] = set()  # items that ended without a value
+        self._entered: set[int] = set()  # items that are graphs, and open
         self._seen = bytearray(self.count)  # items of a streaming map that all of what is above has reached
         self.shared: dict[str, Any] = {}  # what all items receive, decoded once
         self.began = self.run.services.clock.monotonic()
@@ -124,6 +125,7 @@ class Feed:
         while self.more and self.run.stopping is None:
             k = self._next()
             self.live += 1
+            self._entered.add(k)
             self.enter(k, step)
 
     def enter(self, k: int, step: Step) -> None:
@@ -132,9 +134,10 @@ class Feed:
         digests = [each.get(k)[1] for each in self.lists]
         Nest(self.scope, self.vertex, f"{self.path}[{k}]", fingerprint, cells, digests, self, k).start(step)
 
-    def _left(self) -> None:
+    def _left(self, k: int) -> None:
         """The graph of an item has ended: another one may be entered."""
-        if self.inside:
+        if k in self._entered:
+            self._entered.remove(k)
             self.live -= 1
             if self.vertex.node.when is None:
                 self.run.later(self._enter)
@@ -155,6 +158,9 @@ class Feed:
         )
         self.run.adopt_history(job)
         job.asking = self.vertex.node.when is not None and not job.reconcile
+        job.answered = self.scope.was_asked(self.run.snapshot.paths.get(job.path), fingerprint)
+        if self.inside:
+            self._entered.add(k)
         return job
 
     # -- what has been before -------------------------------------------------------------------------
@@ -264,7 +270,7 @@ class Feed:
         self.cells.put(k, cell, digest)
         self.left -= 1
         self.failed_in_row = 0
-        self._left()
+        self._left(k)
         for child in self.scope.streaming.get(self.vertex.index, ()):
             self.run.later(child.arrived, k)
         if not self.left:
@@ -293,7 +299,7 @@ class Feed:
             return  # two of the maps above say so
         self.lost.add(k)
         self.left -= 1
-        self._left()
+        self._left(k)
         for child in self.scope.streaming.get(self.vertex.index, ()):
             self.run.later(child.lose, k)
         if not self.left:

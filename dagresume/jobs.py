@@ -300,7 +300,7 @@ class Job:
     of itself.
 
     `tries` counts against the retry budget, `attempt` is never reset. `again`: a pure node that is made
-    again. `asking`: only its `when=` is asked, whether it runs at all.
+    again. `asking`: only its `when=` is asked, whether it runs at all; `answered`: it has said yes before.
     """
 
     run: Any
@@ -317,6 +317,7 @@ class Job:
     generation: int = 0
     reconcile: bool = False
     asking: bool = False
+    answered: bool = False
     again: bool = False
     began: float = 0.0
     lines: int = 0

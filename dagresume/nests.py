@@ -174,10 +174,19 @@ class Nest(_Container):
         else:
             self._give(step)
 
+    def has_no_output(self, step: Step) -> None:
+        """A pure node whose value was to be the output could not be made again."""
+        if self.inner.unhandled():
+            self.ended(step)
+        else:
+            self._tell_lost(step)
+
     def _give(self, step: Step) -> None:
         """Put the output together; what of it lies in the store has to be read first."""
         inner, body = self.inner, self.vertex.body
         places = body.sinks if body.output is None else (body.output,)  # type: ignore[union-attr]
+        if inner.remakes_for_output(places):
+            return  # it ends once they are there
         outs = {place: inner.out[place] for place in places}
         if all(isinstance(out, str | None) for out in outs.values()) and not self._is_big(outs):
             self._given(self._text(outs), step)
@@ -237,6 +246,7 @@ class Nest(_Container):
         if self._owner is None:
             self.scope.complete(self.vertex.index, cell, digest, step)
         else:
+            self.run.inner[self.path] = cell
             self._owner.settled(self._index, cell, digest, step, text)
 
     def _tell_failed(

@@ -34,7 +34,7 @@ from dagresume.planner import (
     uncertain,
     word_about,
 )
-from dagresume.policy import Join, Settled, join
+from dagresume.policy import Join, Settled, join, tolerated
 from dagresume.workflow import Approval, Loop, Sleep, WaitFor
 
 __all__ = ["plan"]
@@ -145,6 +145,11 @@ class _Foresight:
         ended = Counter(outlook.ended for outlook in self.outlooks)
         return _MAYBE if ended["maybe"] else _RUNS
 
+    @property
+    def _giving(self) -> tuple[int, ...]:
+        """The nodes whose outputs make that of the graph."""
+        return self.body.sinks if self.body.output is None else (self.body.output,)
+
     # -- one node -------------------------------------------------------------------------------------
 
     def _foresee(self, vertex: Vertex) -> Foreseen:
@@ -197,29 +202,23 @@ class _Foresight:
 
     def _settled_above(self, vertex: Vertex, path: str, prior: Record | None, fingerprint: bytes) -> Foreseen:
         """A node of which it is known what it will receive."""
-        if (
-            prior is not None
-            and not vertex.runs_function
-            and not vertex.is_map
-            and reuses(vertex, prior, fingerprint)
-        ):
-            digest = fingerprint if vertex.pure else prior.digest
-            return _Outlook("completed", digest), [decision_of(path, UNCHANGED, prior)]
         if vertex.is_map:
             return self._map(vertex, path, prior, fingerprint)
-        if vertex.waits:
+        if vertex.runs_function:
+            found = self._verdict(vertex, path, prior, fingerprint)
+        elif prior is not None and reuses(vertex, prior, fingerprint):
+            found = UNCHANGED
+        elif vertex.waits:
             return self._wait(vertex, path, prior)
-        begun = prior is not None and prior.input == fingerprint and prior.kind in _BEGUN
-        if vertex.node.when is not None and not begun:
-            return _MAYBE, [
-                decision_of(path, Verdict(Action.CHECK, ev.CONDITION), prior),
-                *self._checks(vertex, path, ev.CONDITION),
-            ]
-        if vertex.is_loop:
+        else:
+            found = NEW
+        if found.action is Action.RUN and vertex.node.when is not None and not _was_asked(prior, fingerprint):
+            asked = Verdict(Action.CHECK, ev.CONDITION)
+            return _MAYBE, [decision_of(path, asked, prior), *self._checks(vertex, path, ev.CONDITION)]
+        if found is NEW and vertex.is_loop:
             return self._loop(vertex, path, prior, fingerprint)
-        if vertex.body is not None:
+        if found is NEW and vertex.body is not None:
             return self._nest(vertex, path, prior, fingerprint)
-        found = self._verdict(vertex, path, prior, fingerprint)
         return self._ends(vertex, path, found, prior, fingerprint), [decision_of(path, found, prior)]
 
     def _verdict(self, vertex: Vertex, path: str, prior: Record | None, fingerprint: bytes | None) -> Verdict:
@@ -334,9 +333,10 @@ class _Foresight:
                 yes = word.facts["approved"]
                 verdict = Verdict(Action.RUN, "decided" if yes else "rejected")
                 return (_RUNS if yes else _FAILED), [decision_of(path, verdict, prior)]
-        signals = (s.facts.get("event") for s in self.snapshot.signals.values())
-        if isinstance(what, WaitFor) and what.event in signals:
-            return _RUNS, [decision_of(path, Verdict(Action.RUN, "signalled"), prior)]
+        if isinstance(what, WaitFor) and (signals := self._signals(what.event)):
+            sure = waiting and signals >= self._listeners(what.event)
+            action = Action.RUN if sure else Action.CHECK  # another wait may be quicker
+            return (_RUNS if sure else _MAYBE), [decision_of(path, Verdict(action, "signalled"), prior)]
         if over:
             return _FAILED, [decision_of(path, Verdict(Action.RUN, "timeout"), prior)]
         return _WAITS, [
@@ -344,6 +344,15 @@ class _Foresight:
                 path, Verdict(Action.WAIT, "approval" if isinstance(what, Approval) else "event"), prior
             )
         ]
+
+    def _signals(self, event: str) -> int:
+        """Give how many signals of an event no wait has taken."""
+        return sum(s.facts.get("event") == event for s in self.snapshot.signals.values())
+
+    def _listeners(self, event: str) -> int:
+        """Give how many paths wait for an event."""
+        waits = (r for r in self.snapshot.paths.values() if (r.kind, r.reason) == (ev.WAITING, "event"))
+        return sum(record.facts.get("event") == event for record in waits)
 
     # -- maps -----------------------------------------------------------------------------------------
 
@@ -385,10 +394,22 @@ class _Foresight:
 
     def _each(self, vertex: Vertex, path: str) -> Iterator[tuple[str, Verdict, Record | None]]:
         """Give each item of a map that was spread out before, with what its own last record says."""
+        kept, room = self._tolerated(vertex, path), _Room(vertex)
         for k in range(self.snapshot.counts.get(path, 0)):
             item = f"{path}[{k}]"
             record = self.snapshot.paths.get(item)
-            yield item, self._item(vertex, item, record), record
+            yield item, _TOLERATED if item in kept else room.take(self._item(vertex, item, record)), record
+
+    def _tolerated(self, vertex: Vertex, path: str) -> set[str]:
+        """Give the items whose failure stays tolerated: those of a map that has not failed itself."""
+        former, count = self.snapshot.paths.get(path), self.snapshot.counts.get(path, 0)
+        if vertex.node.tolerate is None or former is None or former.kind == ev.FAILED:
+            return set()
+        items = (self.snapshot.paths.get(f"{path}[{k}]") for k in range(count))
+        failed = {
+            r.path or "" for r in items if r is not None and r.kind == ev.FAILED and r.reason != ev.RETRY
+        }
+        return failed if tolerated(vertex.node.tolerate, len(failed), count) else set()
 
     def _item(self, vertex: Vertex, item: str, record: Record | None) -> Verdict:
         if record is not None and (record.kind, record.reason) == (ev.SKIPPED, ev.CONDITION):
@@ -403,7 +424,8 @@ class _Foresight:
                     if held == "upstream_held"
                     else Verdict(Action.WAIT, "items_wait")
                 )
-        if vertex.node.when is not None and found.action is Action.RUN and found is not RECONCILE:
+        asks = vertex.node.when is not None and not _was_asked(record, fingerprint)
+        if asks and found.action is Action.RUN and found is not RECONCILE:
             return Verdict(Action.CHECK, ev.CONDITION)
         return found
 
@@ -413,9 +435,13 @@ class _Foresight:
         for item, found, record in self._each(vertex, path):
             verdict = found
             if own.action == Action.REUSE and verdict.action not in {Action.REUSE, Action.SKIP}:
-                verdict = Verdict(Action.REUSE, "tolerated")
+                verdict = _TOLERATED
             yield decision_of(item, verdict, record)
-            if vertex.body is not None and own.action != Action.REUSE:
+            if vertex.body is None or Action.REUSE in {own.action, verdict.action}:
+                continue
+            if verdict.action is Action.CHECK or verdict is _NO_ROOM:
+                yield from self._inside_checks(vertex, item, Verdict(Action.CHECK, verdict.reason))
+            elif verdict.action is not Action.SKIP:
                 yield from self._within(vertex.body, item, record)
 
     # -- graphs inside nodes --------------------------------------------------------------------------
@@ -478,6 +504,8 @@ class _Foresight:
         inside: list[Decision] = []
         if vertex.body is not None:
             outlook, inside = self._inside(vertex.body, at)
+            if outlook is _RUNS and any(inner.waits for inner in vertex.body.every()):
+                outlook = _MAYBE  # the next round may wait again
         if outlook.held:
             verdict = UNCERTAIN if outlook.held == "upstream_held" else Verdict(Action.WAIT, "rounds_wait")
         else:
@@ -497,6 +525,10 @@ class _Foresight:
     def _with_recomputed(self, decisions: list[Decision]) -> list[Decision]:
         """A pure node that would be reused runs after all where one that runs needs its value."""
         at = {decision.path: n for n, decision in enumerate(decisions)}
+        whole = self._whole()
+        giving = (
+            self._giving if self.prefix and whole.ended != "failed" else ()
+        )  # their values go out of here
         for vertex in reversed(self.rules):
             place = at[self.prefix + vertex.id]
             own = decisions[place]
@@ -504,15 +536,47 @@ class _Foresight:
                 continue
             takers = (self.rules[c] for c in vertex.children if vertex.index in self.rules[c].source_parents)
             below = {decisions[at[self.prefix + taker.id]].action for taker in takers}
+            if vertex.index in giving:
+                below.add(Action.CHECK if whole is _MAYBE else Action.RUN)
             action = next((a for a in (Action.RUN, Action.CHECK) if a in below), None)
             if action is not None:
                 decisions[place] = Decision(own.path, action, "recomputed", own.seconds, own.usage, own.items)
         return decisions
 
 
+class _Room:
+    """How many more of a map's graphs can be open, where some may stay open since they wait."""
+
+    def __init__(self, vertex: Vertex) -> None:
+        waits = vertex.body is not None and any(inner.waits for inner in vertex.body.every())
+        self._most = vertex.node.concurrency if waits else None
+        self._open = self._waiting = 0
+
+    def take(self, verdict: Verdict) -> Verdict:
+        """Give what is done with the next item, of which this would be done if there were room."""
+        if self._most is None or verdict.action not in {Action.RUN, Action.CHECK, Action.WAIT}:
+            return verdict
+        self._open += 1
+        if verdict.action is Action.WAIT:
+            self._waiting += 1
+            return verdict
+        if self._waiting >= self._most:
+            return _NO_ROOM
+        return Verdict(Action.CHECK, _NO_ROOM.reason) if self._open > self._most else verdict
+
+
+_NO_ROOM: Final = Verdict(Action.WAIT, "no_room")
+_TOLERATED: Final = Verdict(Action.REUSE, "tolerated")
 UPSTREAM: Final = Verdict(Action.RUN, "upstream_runs")
 DEPENDS: Final = Verdict(Action.CHECK, "depends_on_parents")
 _BEGUN: Final = frozenset({ev.STARTED, ev.FAILED, ev.INTERRUPTED, ev.CANCELLED, ev.WAITING})
+
+
+def _was_asked(prior: Record | None, fingerprint: bytes | None) -> bool:
+    """Say whether a condition has said yes to this very input: then something of the path began."""
+    if prior is None or prior.reason == ev.CONDITION_FAILED:
+        return False
+    return prior.input == fingerprint and prior.kind in _BEGUN
 
 
 def _changed(prior: Record | None, fingerprint: bytes) -> bool:

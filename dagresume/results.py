@@ -126,10 +126,10 @@ class Outputs(Mapping[str, Any]):
 
     def _item(self, path: str) -> tuple[Cell, codec.Types]:
         try:
-            *_, (node, index) = segments(path)
+            (node, index), *inner = segments(path)
         except ValueError:
             raise NoOutput(path, None) from None
-        cells = self._cells.get(node, self._parts.get(node, ()))
+        cells = () if inner else self._cells.get(node, self._parts.get(node, ()))
         item = None
         if index is not None and not isinstance(cells, str | Stored) and index < len(cells):
             item = cells[index]

@@ -237,6 +237,7 @@ class Run:
             self.owned = Owned(outcome.run, self.owned.session, outcome.epoch)
             self.claimed_at = outcome.seq
             self._is_open.set_result(True)
+            self.desk.start()
             if self._timeout is not None:
                 self._deadline = self.services.clock.call_later(
                     self._timeout, self.stop, ev.RUN_FAILED, "timeout"
@@ -339,7 +340,7 @@ class Run:
         try:
             await self._prepare(job)
             if job.asking:
-                self._answered(job, self._ask(job))
+                self._answered(job, job.answered or self._ask(job))
                 return
             call = self._call(job)
             job.began = self.services.clock.monotonic()
@@ -351,7 +352,6 @@ class Run:
                 raise  # it was left behind: whatever it still does is nobody's business
             if isinstance(job.feed, Feed) and self.services.debug:
                 job.feed.shared.clear()  # it may have changed it before it failed
-            self._paid_for_nothing(job)
             self._threw(job, error)
             if _is_ctrl_c(job, error):
                 raise
@@ -531,18 +531,18 @@ class Run:
             self._unlock_at_once(step)
         self.hand_over(step, quietly=vertex.pure)
 
-    def _spend(self, used: Mapping[str, float], step: Step) -> None:
-        """Count what an attempt used up; over the budget, nothing further starts."""
+    def _count(self, used: Mapping[str, float]) -> None:
+        """Count what an attempt used up, whatever became of it."""
         for name, amount in used.items():
             self.used[name] = self.used.get(name, 0) + amount
+
+    def _spend(self, used: Mapping[str, float], step: Step) -> None:
+        """Count what an attempt used up; over the budget, nothing further starts."""
+        self._count(used)
         if self._over_budget():
             self.advance(step)
             if self.root.open:
                 self.stop(ev.RUN_INTERRUPTED, "budget", grace=None)
-
-    def _paid_for_nothing(self, job: Job) -> None:
-        if job.used:
-            self._spend(job.used, Step(self, []))
 
     def _over_budget(self) -> bool:
         set_by_person, budget = self.snapshot.budget, self._budget
@@ -587,6 +587,7 @@ class Run:
         self._release(job)
         if self.error is not None:
             return  # nothing is written any more
+        self._count(job.used or {})
         if job.began:
             if kind == ev.RUN_FAILED and not job.vertex.idempotent:
                 self.uncertain.append(job.path)
@@ -615,6 +616,8 @@ class Run:
 
     def _tries_again(self, job: Job, error: BaseException) -> bool:
         retry = job.vertex.retry
+        if job.asking:
+            return False  # a condition is asked once
         if job.tries >= retry.attempts or self.stopping is not None or not isinstance(error, Exception):
             return False
         return not isinstance(error, OutputNotSerializable | TooManyAbandoned) and retry.allows(error)
@@ -637,6 +640,8 @@ class Run:
         again = job.next(job.attempt + 1)
         again.tries, again.repeats = job.tries + 1, True
         self._timers[again] = self.services.clock.call_later(wait, self._due, again)
+        if job.used:
+            self._spend(job.used, step)
         self.hand_over(step)
 
     def _due(self, job: Job) -> None:
@@ -650,11 +655,15 @@ class Run:
         self.snapshot.apply(record)
         step = Step(self, [record])
         self._release(job, keeps_place=True)
-        step.opens.append(job.next(job.attempt))
+        again = job.next(job.attempt)
+        again.gate = self.gates[job.vertex]
+        step.opens.append(again)
         self.hand_over(step)
 
     def _failed(self, job: Job, error: BaseException) -> None:
         reason = "timeout" if isinstance(error, NodeTimeout) else "error"
+        if job.asking:
+            reason = ev.CONDITION_FAILED
         if isinstance(error, OutputNotSerializable):
             reason = NOT_STORABLE
             error = OutputNotSerializable(job.vertex.id, error.place, error.type_name, error.reason)
@@ -672,15 +681,17 @@ class Run:
     def _ended_badly(self, job: Job, failure: NodeFailure | None, step: Step) -> None:
         """Settle a path that has no value; `failure` None: nobody knows, or it never began."""
         self._release(job)
+        if failure is not None and (job.feed is None or job.vertex.body is not None):
+            self.failures[job.path] = failure
         if job.feed is None:
-            if failure is not None:
-                self.failures[job.path] = failure
             how = Settled.OPEN_QUESTION if failure is None else Settled.FAILED
             job.scope.fail(job.vertex.index, step, how)
         elif failure is not None:
             job.feed.failed(job.index, failure, step)
         else:
             job.feed.lose(job.index, step)
+        if job.used:
+            self._spend(job.used, step)
         self.hand_over(step)
 
     def _is_fatal(self, job: Job) -> bool:
@@ -699,7 +710,7 @@ class Run:
             self.notes.left(job)
         self.services.pool.release(job.gate)
         feed = job.feed
-        if feed is not None and not keeps_place:
+        if feed is not None and not keeps_place and job.vertex.body is None:  # graphs are counted by the feed
             feed.live -= 1
             if not feed.queued and feed.more and self.stopping is None:
                 self.services.pool.offer(feed)
@@ -1186,7 +1197,7 @@ class Run:
         cell = self.inner.get(path)
         prior = self.snapshot.paths.get(path)
         if cell is None and prior is not None and prior.kind == ev.COMPLETED:
-            cell = Stored.of(prior)
+            cell = self.root.former_items(prior) if "count" in prior.facts else Stored.of(prior)
         found = cell.cells if isinstance(cell, Cells) else cell
         return None if found is None else (found, vertex.types)
 

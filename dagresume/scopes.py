@@ -39,6 +39,8 @@ from dagresume.workflow import Source
 
 __all__ = ["Scope"]
 
+_OUTSIDE: Final = -1  # in place of a vertex: the node that this graph is in waits for what is made again
+
 
 _ENDED: Final = frozenset({ev.COMPLETED, ev.FAILED, ev.SKIPPED, ev.INTERRUPTED, ev.CANCELLED, ev.STARTED})
 
@@ -62,6 +64,7 @@ class Scope:
         self.streaming: dict[int, list[Feed]] = {}  # the maps that take the items of this one as they come
         self.remaking: dict[int, list[int]] = {}  # a pure vertex being made again: who waits for it
         self.lacking: dict[int, int] = {}
+        self.lamed: set[int] = set()  # who waits for a pure vertex that could not be made again
         self.failed: set[int] = set()  # vertices that failed themselves, not for what is above them
         self.open = len(rules)
         for vertex in rules:
@@ -105,7 +108,7 @@ class Scope:
         if how is Settled.FAILED:
             self.failed.add(i)
         if i in self.remaking:
-            self._not_remade(i, step)
+            self._remade(i, step, good=False)
         elif self.state[i] == OPEN:
             self.settle(i, how, step)
 
@@ -312,14 +315,14 @@ class Scope:
             step.records.append(head._replace(seq=None))
         try:
             if not vertex.pure:
-                out = self._former_items(prior) if vertex.is_map else cell_of(prior)
+                out = self.former_items(prior) if vertex.is_map else cell_of(prior)
         except CheckpointLost as error:
             self.run.cannot_load(error)
             self.settle(vertex.index, Settled.OPEN_QUESTION, step)
             return
         self.complete(vertex.index, out, fingerprint if vertex.pure else prior.digest or bytes(16), step)
 
-    def _former_items(self, prior: Record) -> Cells:
+    def former_items(self, prior: Record) -> Cells:
         """Give where the outputs of a completed map's items lie."""
         cells = Cells(prior.facts["count"])
         for k in range(len(cells)):
@@ -354,9 +357,11 @@ class Scope:
             self.lacking[i] = len(unmade)
             for parent in unmade:
                 self.run.later(self._remake, parent, i)
+        elif vertex.is_loop and self._begins_with_stored(vertex):
+            self.run.background(self._loop_later(vertex, fingerprint, prior, asked))
         elif vertex.is_map:
             self._spread(vertex, fingerprint, step)
-        elif vertex.node.when is not None and not asked and not self._was_asked(prior, fingerprint):
+        elif vertex.node.when is not None and not asked and not self.was_asked(prior, fingerprint):
             step.opens.append(self._job(vertex, fingerprint, None, asking=True))
         elif vertex.waits:
             self.run.await_word(self, vertex, self.path(vertex), prior, step, fingerprint=fingerprint)
@@ -367,6 +372,27 @@ class Scope:
             Nest(self, vertex, self.path(vertex), fingerprint, [], []).start(step)
         else:
             step.opens.append(self._job(vertex, fingerprint, self.run.gates[vertex]))
+
+    def _begins_with_stored(self, vertex: Vertex) -> bool:
+        """Say whether a loop begins with the items of a map that have to be read first."""
+        source = self.body.origins[vertex.index][0]
+        out = self.out[source.place] if source.kind == "parent" else None
+        return isinstance(out, Cells) and out.stored
+
+    async def _loop_later(
+        self, vertex: Vertex, fingerprint: bytes, prior: Record | None, asked: bool
+    ) -> None:
+        step = Step(self.run, [])
+        cells: Cells = self.out[self.body.origins[vertex.index][0].place]
+        try:
+            await self.load_cells(cells.cells)
+            cells.stored = False
+        except StoreError as error:
+            self.run.cannot_load(error)
+            self.fail(vertex.index, step, Settled.OPEN_QUESTION)
+        else:
+            self._run(vertex, fingerprint, step, prior=prior, asked=asked)
+        self.run.hand_over(step)
 
     def run_again(self, vertex: Vertex, fingerprint: bytes, step: Step) -> None:
         """A person wants a vertex that was held to run again."""
@@ -383,10 +409,11 @@ class Scope:
         return job
 
     @staticmethod
-    def _was_asked(prior: Record | None, fingerprint: bytes) -> bool:
+    def was_asked(prior: Record | None, fingerprint: bytes) -> bool:
         """Say whether the condition said yes to this very input before: then something of it began."""
-        begun = prior is not None and prior.kind in {ev.STARTED, ev.FAILED, ev.INTERRUPTED, ev.CANCELLED}
-        return begun and prior is not None and prior.input == fingerprint
+        if prior is None or prior.reason == ev.CONDITION_FAILED or prior.input != fingerprint:
+            return False
+        return prior.kind in {ev.STARTED, ev.FAILED, ev.INTERRUPTED, ev.CANCELLED}
 
     def say_yes(self, job: Job, step: Step) -> None:
         """The condition of a path holds: it runs."""
@@ -461,23 +488,43 @@ class Scope:
         if len(waiters) == 1:
             self._run(self.rules[i], self.digests[i], step)
 
-    def _remade(self, i: int, step: Step) -> None:
-        for waiter in self.remaking.pop(i):
-            self.lacking[waiter] -= 1
-            if not self.lacking[waiter]:
-                del self.lacking[waiter]
-                self.run.later(self._run, self.rules[waiter], self.fingerprint(self.rules[waiter]))
+    def remakes_for_output(self, places: Sequence[int]) -> bool:
+        """Have those of these made again whose values are to go out of here; False if all are there."""
+        unmade = [i for i in places if self.out[i] is UNMADE]
+        if unmade:
+            self.lacking[_OUTSIDE] = len(unmade)
+            for i in unmade:
+                self.run.later(self._remake, i, _OUTSIDE)
+        return bool(unmade)
 
-    def _not_remade(self, i: int, step: Step) -> None:
-        stuck = deque([i])
-        while stuck:
-            for waiter in self.remaking.pop(stuck.popleft(), ()):
-                if self.lacking.pop(waiter, None) is None:
+    def _remade(self, i: int, step: Step, good: bool = True) -> None:
+        """A pure vertex was made again, or could not be: who waits for it goes on once it lacks nothing."""
+        ended = deque([(i, good)])
+        while ended:
+            i, good = ended.popleft()
+            for waiter in self.remaking.pop(i, ()):
+                if not good:
+                    self.lamed.add(waiter)
+                self.lacking[waiter] -= 1
+                if self.lacking[waiter]:
                     continue
-                if waiter in self.remaking:
-                    stuck.append(waiter)
+                del self.lacking[waiter]
+                if waiter in self.lamed:
+                    self.lamed.remove(waiter)
+                    self._goes_without(waiter, ended, step)
+                elif waiter == _OUTSIDE:
+                    self.run.later(self._nest.ended)  # type: ignore[union-attr]  # there is an outside
                 else:
-                    self.settle(waiter, Settled.FAILED, step)
+                    self.run.later(self._run, self.rules[waiter], self.fingerprint(self.rules[waiter]))
+
+    def _goes_without(self, waiter: int, ended: deque[tuple[int, bool]], step: Step) -> None:
+        """Something that a vertex needs could not be made again."""
+        if waiter == _OUTSIDE:
+            self.run.later(self._nest.has_no_output)  # type: ignore[union-attr]  # there is an outside
+        elif waiter in self.remaking:
+            ended.append((waiter, False))
+        else:
+            self.settle(waiter, Settled.FAILED, step)
 
     # -- maps -----------------------------------------------------------------------------------------
 

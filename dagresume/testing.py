@@ -43,11 +43,12 @@ from typing import Any, Final, Literal, NamedTuple, NoReturn
 from dagresume import codec
 from dagresume.engine import Engine
 from dagresume.errors import UncertainNode
+from dagresume.events import HELD, NodeStatus, RunStatus, enclosing, segments
 from dagresume.executor import Call, Executor
-from dagresume.planner import Body
+from dagresume.planner import Body, is_body
 from dagresume.sqlite import SQLiteStore
 from dagresume.store import Holder, Loaded, LogLine, OnceFound, Outcome, RunRow, Session, Store, Unit
-from dagresume.workflow import Workflow
+from dagresume.workflow import Approval, WaitFor, Workflow
 from dagresume.writer import Writer
 
 __all__ = [
@@ -646,8 +647,12 @@ def _workflow(target: str) -> Workflow:
 
 
 def _describe(target: str) -> list[dict[str, Any]]:
-    """Give what a check needs to know of the nodes, in their order."""
-    rules = Body(_workflow(target).compiled).rules
+    """Give what a check needs to know of the nodes, in their order, and of those inside them."""
+    return _described(Body(_workflow(target).compiled))
+
+
+def _described(body: Body) -> list[dict[str, Any]]:
+    rules = body.rules
     return [
         {
             "id": v.id,
@@ -657,6 +662,8 @@ def _describe(target: str) -> list[dict[str, Any]]:
             "idempotent": v.idempotent,
             "reconciles": v.node.reconcile is not None,
             "pure": v.pure,
+            "is_loop": v.is_loop,
+            "body": None if v.body is None else _described(v.body),
         }
         for v in rules
     ]
@@ -689,9 +696,17 @@ async def _play(
                 result = await engine.retry(run_id)
             else:
                 result = await engine.resume(run_id)
+            while result.status == RunStatus.WAITING:
+                await _speak(engine, workflow, result.run_id)
+                result = await engine.resume(result.run_id)
             engine.witness.note("result", result.status)
-            types = {id_: codec.types_of(node.signature.returns) for id_, node in workflow.nodes.items()}
-            told["outputs"] = {id_: codec.canonical(out, types[id_]) for id_, out in result.outputs.items()}
+            nodes = workflow.nodes
+            types = {id_: codec.types_of(node.signature.returns) for id_, node in nodes.items()}
+            told["outputs"] = {
+                id_: codec.canonical(out, types[id_])
+                for id_, out in result.outputs.items()
+                if not isinstance(nodes[id_].what, Approval)  # it says when
+            }
             told["status"] = result.status
     except UncertainNode as error:
         told["refused"] = list(error.paths)
@@ -699,6 +714,19 @@ async def _play(
         told["error"] = f"{type(error).__name__}: {error}"
         told["traceback"] = traceback.format_exc()
     return told | {"commits": fate.passed["after commit"], "statements": fate.passed["statement"]}
+
+
+async def _speak(engine: Engine, workflow: Workflow, run_id: str) -> None:
+    """Be the people and programs that a run waits for: approve everything, send every event."""
+    body = Body(workflow.compiled)
+    for path, info in (await engine.get(run_id)).nodes.items():
+        vertex = body.at(path)
+        if info.status != NodeStatus.WAITING or vertex is None:
+            continue
+        if isinstance(vertex.node.what, WaitFor):
+            await engine.signal(run_id, vertex.node.what.event)
+        elif info.reason in {"approval", HELD} and (vertex.waits or is_body(vertex, path)):
+            await engine.decide(run_id, path, by="sweep")
 
 
 # -- the sweep ------------------------------------------------------------------------------------------
@@ -801,7 +829,9 @@ def sweep(
     ended: no body of a non-idempotent path began without its durable start record; none began before what it
     depends on was durable; no result was given before the run's end was; `resume` refuses exactly the paths
     that began and are not known to have ended, else it goes on, and `retry` after a refusal; completed paths
-    never begin again; outputs and the final state of every path are those of the undisturbed run.
+    never begin again; outputs and the final state of every path are those of the undisturbed run. Graphs
+    inside nodes and rounds of loops are looked at as well. What the run waits for comes: its processes
+    approve what is to be approved and send the events it waits for (their payload is None).
     """
     began = time.monotonic()
     base = Path(db_dir).resolve()
@@ -949,41 +979,61 @@ class _Stage:
 
     def _is_anybodys_guess(self, path: str) -> bool:
         node = self._node(path)
-        whole_map = node["is_map"] and not path.endswith("]")  # bookkeeping: its items are what ran
-        return not (node["idempotent"] or node["reconciles"] or whole_map)
+        several = node["is_map"] or node["is_loop"]
+        whole = node["body"] or (
+            several and not path.endswith("]")
+        )  # bookkeeping: what is inside is what ran
+        return not (node["idempotent"] or node["reconciles"] or whole)
 
     def _begun_too_early(self, state: Autopsy, begun: Counter[str]) -> Iterator[str]:
         for path, times in begun.items():
             node = self._node(path)
             if not node["idempotent"] and times > state.starts[path]:
                 yield f"{path} has begun {times} times with {state.starts[path]} durable start records"
-            waits = [parent for parent in self._needed(node, path) if not self._is_settled(state, parent)]
+            waits = [parent for parent in self._needed(path) if not self._is_settled(state, parent)]
             if waits:
                 yield f"{path} has begun before {', '.join(waits)} was durable"
 
-    def _needed(self, node: Mapping[str, Any], path: str) -> list[str]:
-        """Give what must be durable before this path begins."""
-        index = path[path.rindex("[") :] if path.endswith("]") else ""
-        return [
-            parent + index if parent in node["chained"] else parent
-            for parent in node["parents"]
-            if not self._node(parent)["pure"]
-        ]
+    def _needed(self, path: str) -> Iterator[str]:
+        """Give what must be durable before this path begins: what it and all around it depends on, and the
+        round before.
+        """
+        for around in (path, *(outer for outer in enclosing(path) if self._is_node(path, outer))):
+            node, index = self._node(around), around[around.rindex("[") :] if around.endswith("]") else ""
+            for parent in self._parents(around):
+                if not self._node(parent)["pure"]:
+                    yield parent + index if parent.rpartition("/")[2] in node["chained"] else parent
+            if node["is_loop"] and index not in {"", "[0]"}:
+                yield f"{around.removesuffix(index)}[{int(index[1:-1]) - 1}]"
+
+    @staticmethod
+    def _is_node(path: str, outer: str) -> bool:
+        """Say whether this, which encloses the path, is a node, item or round that holds a graph."""
+        return path[len(outer)] == "/"
+
+    def _parents(self, path: str) -> list[str]:
+        """Give the paths of what this path's node depends on."""
+        prefix = path[: path.rindex("/") + 1] if "/" in path else ""
+        return [prefix + parent for parent in self._node(path)["parents"]]
 
     def _is_settled(self, state: Autopsy, path: str) -> bool:
         kind, reason = state.last.get(path, (None, None))
         if kind in {"node.completed", "node.skipped"} or (kind == "node.failed" and reason != "retry"):
             return True
-        return any(self._has_failed(state, parent) for parent in self._node(path)["parents"])
+        return any(self._has_failed(state, parent) for parent in self._parents(path))
 
     def _has_failed(self, state: Autopsy, path: str) -> bool:
         if state.last.get(path, ("", ""))[0] == "node.failed":
             return True
-        return any(self._has_failed(state, parent) for parent in self._node(path)["parents"])
+        return any(self._has_failed(state, parent) for parent in self._parents(path))
 
     def _node(self, path: str) -> dict[str, Any]:
-        id_ = path.partition("/")[0].partition("[")[0]
-        return next(node for node in self.nodes if node["id"] == id_)
+        nodes: list[dict[str, Any]] | None = self.nodes
+        node: dict[str, Any] = {}
+        for name, _ in segments(path):
+            node = next(each for each in nodes or () if each["id"] == name)
+            nodes = node["body"]
+        return node
 
     def _compare(self, case: Case) -> None:
         """Judge how it ended, by the run that nothing happened to."""

@@ -71,6 +71,11 @@ class Waits:
         """When the first of the waits is over by itself."""
         return min((w.due for w in self.open.values() if w.due is not None), default=None)
 
+    def start(self) -> None:
+        """Let time end waits from now on: the run is ours, and can be written to."""
+        for waiting in self.open.values():
+            self._set_timer(waiting)
+
     def stop(self) -> None:
         """Let no time end a wait any more: the run is being let go of."""
         for waiting in self.open.values():
@@ -116,7 +121,8 @@ class Waits:
             self._over(waiting, step)
         else:
             self.open[path] = waiting
-            self._set_timer(waiting)
+            if self._run.owned.run:
+                self._set_timer(waiting)
 
     def _due(self, vertex: Vertex) -> int | None:
         what = vertex.node.what
@@ -163,6 +169,7 @@ class Waits:
             )
             self._act(waiting, self._signalled, record)
         elif record.kind == ev.DECIDED:
+            self._run.snapshot.decisions[record.path or ""] = record  # its wait may not be open here yet
             self._act(self.open.get(record.path or ""), self._decided, record)
 
     def _act(self, waiting: Waiting | None, act: Any, *what: Any) -> None:

@@ -27,6 +27,7 @@ from dagresume.policy import TRIGGERS, Budget, Recovery, Retry, Trigger, Value
 __all__ = ["Binding", "Graph", "Node", "Source", "Workflow", "is_async", "nearest"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+B = TypeVar("B", bound="Callable[..., Any] | Workflow")
 Executor = Literal["loop", "thread", "process", "dask", "ray"]
 
 Ref = str | Callable[..., Any] | Value
@@ -329,6 +330,30 @@ class Workflow:
         if not isinstance(other, Workflow):
             raise DefinitionError(f"node {id!r}: a sub-workflow is a Workflow, not {other!r}.")
         self._put(declare(None, {}, id=id, what=Inner(other), args=args, for_each=for_each, **options))
+
+    @overload
+    def loop(
+        self,
+        id: str | None = None,
+        body: None = None,
+        *,
+        initial: Ref,
+        until: Callable[[Any], Any],
+        max_iterations: int,
+        **options: Any,
+    ) -> Callable[[F], F]: ...
+
+    @overload
+    def loop(
+        self,
+        id: str | None,
+        body: B,
+        *,
+        initial: Ref,
+        until: Callable[[Any], Any],
+        max_iterations: int,
+        **options: Any,
+    ) -> B: ...
 
     def loop(
         self,

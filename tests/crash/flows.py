@@ -486,3 +486,80 @@ def undoable(on_failure: Any = None) -> Workflow:
 
 undone_by_hand = undoable()
 undoes_itself = undoable("rollback")
+
+# -- graphs inside nodes, loops, conditions, waits ------------------------------------------------------
+
+
+def ways(*, idempotent: bool, reconcile: Callable[..., Any] | None = None) -> Workflow:
+    """A map of sub-workflows with a loop, a condition and an approval in them; a sleep; a loop that waits."""
+    wf, inner, asks = (
+        Workflow("ways", idempotent=idempotent),
+        Workflow("inner", output="end"),
+        Workflow("asks"),
+    )
+
+    async def first(n: int, ctx: Context) -> int:
+        return await work(ctx, n)
+
+    async def again(state: int, ctx: Context) -> int:
+        return await work(ctx, state + 1)
+
+    async def extra(refine: int, ctx: Context) -> int:
+        return await work(ctx, 10 * refine)
+
+    async def end(refine: int, extra: int | None, ctx: Context) -> int:
+        return await work(ctx, refine + (extra or 0))
+
+    async def listed(start: int, ctx: Context) -> list[int]:
+        return [0, await work(ctx, start)]
+
+    async def keep(add: int, ctx: Context) -> int:
+        return await work(ctx, add)
+
+    async def total(each: list[int], asking: int, ctx: Context) -> int:
+        return await work(ctx, sum(each) + asking)
+
+    async def look_for_list(start: int, ctx: Context) -> Any:
+        found = await look(ctx)
+        return found if found is NOT_DONE else [0, found]
+
+    known = reconcile is not None
+    inner.node(id="a", reconcile=reconcile)(first)
+    inner.loop(
+        "refine", again, initial="a", until=lambda state: state >= 2, max_iterations=5, reconcile=reconcile
+    )
+    inner.node(id="extra", when=lambda refine: refine > 2, reconcile=reconcile)(extra)
+    inner.approval("ap", depends_on="refine")
+    inner.node(id="end", depends_on="ap", reconcile=reconcile)(end)
+
+    asks.node(id="add", reconcile=reconcile)(again)
+    asks.wait_for("heard", "go", depends_on="add")
+    asks.node(id="keep", depends_on="heard", reconcile=reconcile)(keep)
+
+    wf.node(id="items", reconcile=look_for_list if known else None)(listed)
+    wf.subworkflow("each", inner, for_each={"n": "items"})
+    wf.loop("asking", asks, initial=Value(0), until=lambda state: state == 2, max_iterations=3)
+    wf.sleep("nap", 0.02, depends_on="each")
+    wf.node(id="total", depends_on="nap", reconcile=reconcile)(total)
+    return wf
+
+
+def inside() -> Workflow:
+    """A map of sub-workflows of two nodes and a loop, nothing of it idempotent; nothing waits."""
+    wf, inner = Workflow("inside"), Workflow("inner")
+
+    async def first(n: int, ctx: Context) -> int:
+        return await work(ctx, n)
+
+    async def again(state: int, ctx: Context) -> int:
+        return await work(ctx, state + 1)
+
+    inner.node(id="a")(first)
+    inner.loop("refine", again, initial="a", until=lambda state: state >= 5, max_iterations=5)
+    wf.subworkflow("each", inner, for_each={"n": "numbers"})
+    return wf
+
+
+ways_idempotent = ways(idempotent=True)
+ways_careful = ways(idempotent=False)
+ways_asking = ways(idempotent=False, reconcile=look)

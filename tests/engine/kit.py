@@ -10,7 +10,8 @@ from typing import Any
 
 from dagresume import Decision, Engine, Event, RunInfo, RunResult, Workflow
 from dagresume.clock import Clock, SystemClock
-from dagresume.events import Record
+from dagresume.events import Record, enclosing
+from dagresume.planner import Body, is_body
 from dagresume.sqlite import SQLiteStore
 from dagresume.store import MemoryStore, Outcome, Store, StoreFailed, Unit, completes
 
@@ -65,6 +66,13 @@ class Home:
         assert len(found) == len(decisions), "a path is planned twice"
         return found
 
+    async def go_on(self, wf: Workflow, run_id: str, **options: Any) -> RunResult:
+        """Resume, after a plan that must have said exactly what then runs."""
+        plan = await self.plan(wf, run_id, items=True)
+        result = await self.resume(wf, run_id, **options)
+        foreseen(wf, plan, result.executed)
+        return result
+
     async def info(self, run_id: str) -> RunInfo:
         """Give the run as an engine without any code sees it."""
         async with self.engine() as engine:
@@ -78,6 +86,29 @@ class Home:
     async def statuses(self, run_id: str) -> dict[str, str]:
         """Give the status of every path."""
         return {path: node.status.value for path, node in (await self.info(run_id)).nodes.items()}
+
+
+def foreseen(wf: Workflow, plan: dict[str, Decision], executed: Sequence[str], *, ends: bool = True) -> None:
+    """Check a plan against what then ran: what is to run runs, what is reused does not, nothing else runs.
+
+    Only paths that a function runs at count. What was not known to exist (a later round, an item of a map not
+    spread out) is covered by what encloses it. `ends`: nothing failed on the way, so all of `run` must run.
+    """
+    body, ran = Body(wf.compiled), set(executed)
+
+    def runs_function(path: str) -> bool:
+        vertex = body.at(path)
+        return vertex is not None and is_body(vertex, path)
+
+    def said(*actions: str) -> set[str]:
+        return {path for path, decision in plan.items() if decision.action in actions}
+
+    may = said("run", "check") if ends else said("run", "check", "wait", "skip")
+    unsaid = {p for p in ran - may if p in plan or may.isdisjoint(enclosing(p))}
+    assert not unsaid, f"ran, and the plan says {[plan.get(p) for p in unsaid]}"
+    assert not said("reuse") & ran
+    missed = {path for path in said("run") if runs_function(path)} - ran
+    assert not (ends and missed), f"to run by the plan, and did not: {missed}"
 
 
 class Calls(Counter[str]):
