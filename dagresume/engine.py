@@ -7,7 +7,6 @@ import contextlib
 import json
 import secrets
 import uuid
-from array import array
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import replace
@@ -43,7 +42,6 @@ from dagresume.errors import (
 )
 from dagresume.events import (
     CANCEL_REQUESTED,
-    COMPLETED,
     FAILED,
     INTERRUPTED,
     LETTERS,
@@ -51,7 +49,6 @@ from dagresume.events import (
     RUN_CREATED,
     RUN_FAILED,
     RUN_INTERRUPTED,
-    SKIPPED,
     Event,
     Record,
     RunStatus,
@@ -61,21 +58,21 @@ from dagresume.events import (
 )
 from dagresume.executor import Executor, LoopExecutor, ProcessExecutor, ThreadExecutor
 from dagresume.explain import Explanation, explain
-from dagresume.feeds import NULL, item_failure
 from dagresume.fork import Copy, to_copy
 from dagresume.jobs import CURRENT, Services
 from dagresume.journal import Journal
 from dagresume.lease import Lease
 from dagresume.letters import decision, resolved, signal
 from dagresume.migration import migrated, take_over, transformed
-from dagresume.observe import failure_of, log
+from dagresume.observe import log
+from dagresume.outcomes import live_result, stored_result, undone_result
 from dagresume.plan import plan
 from dagresume.planner import Decision
 from dagresume.policy import Budget, Limit
 from dagresume.pool import Pool
 from dagresume.processes import is_importing_main
 from dagresume.program import Asked, Program, Wait, inputs_digest, inputs_text, other_code, taken_up
-from dagresume.results import Cell, Lazily, Outputs, RunResult, Stats, Stored
+from dagresume.results import RunResult, Stored
 from dagresume.reverse import UndoPlan, plan_undo
 from dagresume.scheduler import Run, start_ready
 from dagresume.sessions import this_session
@@ -100,7 +97,7 @@ from dagresume.store import (
     Unit,
 )
 from dagresume.undo import ASKED, Rollback, begun, opening
-from dagresume.views import RunInfo, past_info, run_info, runs_function, stored_as, wanted_statuses
+from dagresume.views import RunInfo, past_info, run_info, stored_as, wanted_statuses
 from dagresume.workflow import Workflow
 
 __all__ = ["Engine", "RunHandle"]
@@ -980,11 +977,11 @@ class Engine:
                 raise RunFailed(run.run_id, run.failures) from run.error
             raise run.error
         if undoing is not None:
-            return self._undone_result(run, undoing)
+            return undone_result(self._stored_result, self._clock.monotonic(), run, undoing)
         assert isinstance(run, Run)
         if run.lost:
             raise run.lost[0]
-        return self._live_result(run)
+        return live_result(run, partial(self._fetch_now, run.run_id), self._clock.monotonic())
 
     async def _until_ended(self, run: Run | Rollback) -> None:
         """Wait for the end of a run; a cancelled caller waits with it."""
@@ -1008,87 +1005,11 @@ class Engine:
         with contextlib.suppress(Exception):
             await self._journal.commit(Unit(run.owned, records))
 
-    def _live_result(self, run: Run) -> RunResult:
-        prior = run.snapshot
-        waits, commits, began = run.waits, run.commits, run.began
-        types = {vertex.id: vertex.types for vertex in run.rules}
-        outputs = Outputs(
-            run.cells(), types, run.status_at, partial(self._fetch_now, run.run_id), run.parts(), run.find
-        )
-        executed = set(run.executed)
-
-        def reused() -> list[str]:
-            return [
-                path for path, record in prior.paths.items()
-                if record.kind == COMPLETED and path not in executed and not run.runs_no_function(path)
-            ]  # fmt: skip
-
-        return RunResult(
-            run.run_id, run.workflow, run.status, run.reason, outputs, run.unhandled(), run.executed,
-            Lazily(reused), Stats(commits, self._clock.monotonic() - began, waits), run.ids,
-        )  # fmt: skip
-
-    def _undone_result(self, run: Run | Rollback, undoing: Rollback) -> RunResult:
-        """Give the result of a run that was rolled back in this call, as it is stored."""
-        assert undoing.loaded is not None  # else there were an error
-        result = self._stored_result(undoing.loaded)
-        result.stats = Stats(undoing.commits, self._clock.monotonic() - run.began, array("d"))
-        if isinstance(run, Run):  # it ran here too
-            executed = set(run.executed)
-            result.executed = run.executed
-            result.reused = [path for path in result.reused if path not in executed]
-            result.stats = Stats(run.commits + undoing.commits, result.stats.seconds, run.waits)
-            result.failures = run.unhandled()
-        result.failures |= undoing.failures
-        return result
-
     def _stored_result(self, loaded: Loaded) -> RunResult:
         """Give the result of a run from what is stored of it."""
-        snapshot = Snapshot(loaded.records)
-        graph = json.loads(loaded.graph)
         known = self._registered.get((loaded.row.workflow, loaded.row.version))
-        types = {} if known is None else {v.id: v.types for v in self._program(known).rules}
-        cells: dict[str, Cell] = {}
-        parts: dict[str, list[str | Stored | None]] = {}
-        for node in graph["nodes"]:
-            record = snapshot.paths.get(node["id"])
-            if record is None or not node.get("checkpoint", True):
-                continue
-            if "for_each" in node:
-                (cells if record.kind == COMPLETED else parts)[node["id"]] = _items(snapshot, record)
-            elif record.kind == COMPLETED:
-                cells[node["id"]] = Stored.of(record)
-        info = run_info(loaded.row, loaded.holder, loaded)
-
-        def status(path: str) -> str | None:
-            found = info.nodes.get(path)
-            return None if found is None else found.status
-
-        reused = Lazily(
-            lambda: [p for p, r in snapshot.paths.items() if r.kind == COMPLETED and runs_function(graph, p)]
-        )
-        body = None if known is None else self._program(known).body
-
-        def find(path: str) -> tuple[Cell, codec.Types] | None:
-            record = snapshot.paths.get(path)
-            vertex = None if body is None else body.at(path)
-            if record is None or record.kind != COMPLETED or (vertex is not None and vertex.pure):
-                return None
-            cell: Cell = _items(snapshot, record) if "count" in record.facts else Stored.of(record)
-            return cell, codec.EMPTY if vertex is None else vertex.types
-
-        return RunResult(
-            loaded.row.run_id,
-            loaded.row.workflow,
-            info.status,
-            info.reason,
-            Outputs(cells, types, status, partial(self._fetch_now, loaded.row.run_id), parts, find),
-            dict(info.failures),
-            [],
-            reused,
-            Stats(0, 0.0, array("d")),
-            {} if known is None else {id(n.fn): n.id for n in known.nodes.values() if n.fn is not None},
-        )
+        program = None if known is None else self._program(known)
+        return stored_result(loaded, program, partial(self._fetch_now, loaded.row.run_id))
 
     # -- what runs need -------------------------------------------------------------------------------
 
@@ -1358,19 +1279,3 @@ def _seen(task: asyncio.Task[Any]) -> None:
     """Errors of a run that nobody asks for are in the store; asyncio need not mention them again."""
     if not task.cancelled():
         task.exception()
-
-
-def _items(snapshot: Snapshot, record: Record) -> list[Any]:
-    """Give where the items of a map lie; of one that has not completed, None for what is not there."""
-    cells: list[str | Stored | None] = []
-    for k in range(record.facts.get("count", 0)):
-        item = snapshot.paths.get(f"{record.path}[{k}]")
-        if item is not None and item.kind == COMPLETED:
-            cells.append(Stored.of(item))
-        elif item is not None and item.kind == SKIPPED:
-            cells.append(NULL)
-        elif item is not None and record.kind == COMPLETED:
-            cells.append(item_failure(failure_of(item)))
-        else:
-            cells.append(None)
-    return cells

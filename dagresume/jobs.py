@@ -96,6 +96,7 @@ class Driver(Protocol):
     """What jobs and scopes need of the run they belong to."""
 
     run_id: str
+    workflow: str
     services: Services
     snapshot: Snapshot
     gates: dict[Vertex, Gate | None]

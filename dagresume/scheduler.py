@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import copy
 import inspect
 import json
 from array import array
@@ -22,15 +21,13 @@ import anyio
 
 from dagresume import codec
 from dagresume import events as ev
+from dagresume.arguments import ask, check_shared, context
+from dagresume.arguments import call as arguments
 from dagresume.clock import Timer
-from dagresume.context import Context
 from dagresume.errors import (
-    CheckpointLost,
     DagresumeError,
     LeaseLost,
-    MutatedInput,
     NodeTimeout,
-    NotLoadable,
     OnceUncertain,
     OutputNotSerializable,
     StoreError,
@@ -40,13 +37,13 @@ from dagresume.errors import (
 from dagresume.events import Record, RunStatus, Snapshot
 from dagresume.executor import Call, Executor
 from dagresume.feeds import Feed
-from dagresume.jobs import CURRENT, OPEN, Cells, Input, Job, Opening, Raw, Sealed, Services, Step
+from dagresume.jobs import CURRENT, OPEN, Input, Job, Opening, Raw, Sealed, Services, Step
 from dagresume.notes import Notes
 from dagresume.observe import log, tell
-from dagresume.planner import NOT_STORABLE, RECONCILE, Body, Vertex, decide, is_body
+from dagresume.planner import NOT_STORABLE, RECONCILE, Body, Vertex, decide
 from dagresume.policy import NOT_DONE, Budget, NodeFailure, Settled, asked_to_wait
 from dagresume.pool import Pool
-from dagresume.results import Cell, Stored
+from dagresume.results import Stored
 from dagresume.scopes import Scope
 from dagresume.steady import to_its_end
 from dagresume.store import (
@@ -63,7 +60,6 @@ from dagresume.store import (
 )
 from dagresume.undo import Rollback
 from dagresume.waits import Waits
-from dagresume.workflow import Binding, Source
 
 __all__ = ["Run", "start_ready"]
 
@@ -340,13 +336,13 @@ class Run:
         try:
             await self._prepare(job)
             if job.asking:
-                self._answered(job, job.answered or self._ask(job))
+                self._answered(job, job.answered or ask(self, job))
                 return
-            call = self._call(job)
+            call = arguments(self, job)
             job.began = self.services.clock.monotonic()
             result = await (self._reconcile(job, call) if job.reconcile else self._execute(job, call))
             if self.services.debug and isinstance(job.feed, Feed):
-                self._check_shared(job)
+                check_shared(self, job)
         except BaseException as error:
             if job not in self.live:
                 raise  # it was left behind: whatever it still does is nobody's business
@@ -372,26 +368,6 @@ class Run:
             await job.scope.load(job.vertex, job.cells)
         if (job.attempt > 1 or self.notes.resumed) and not job.asking and self.notes.prepares(job):
             await self.notes.prepare(job)
-
-    def _ask(self, job: Job) -> bool:
-        """Ask a node's `when=` whether it runs with what it would receive."""
-        when = job.vertex.node.when
-        assert when is not None
-        given = {}
-        wanted = inspect.signature(when).parameters.values()
-        anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in wanted)
-        names = {parameter.name for parameter in wanted}
-        for binding in job.vertex.bindings:
-            source = binding.source
-            if not (anything or binding.parameter in names) or source.kind == "context":
-                continue
-            if source.kind == "input" and source.name not in job.scope.inputs:
-                continue
-            item = source.kind == "item"
-            given[binding.parameter] = (
-                self._item(job, source.place) if item else self._value(job.scope, source)
-            )
-        return bool(when(**given))
 
     def _answered(self, job: Job, runs: bool) -> None:
         """Go on with a path whose condition was asked."""
@@ -465,7 +441,7 @@ class Run:
         assert ask is not None
         names = [b.parameter for b in job.vertex.bindings if b.parameter not in call.kwargs]
         given = dict(zip(names, call.args, strict=False)) | dict(call.kwargs)
-        given = {"ctx": call.context or self._context(job)} | given
+        given = {"ctx": call.context or context(self, job)} | given
         found = await ask(
             **{name: given[name] for name in inspect.signature(ask).parameters if name in given}
         )
@@ -715,118 +691,7 @@ class Run:
             if not feed.queued and feed.more and self.stopping is None:
                 self.services.pool.offer(feed)
 
-    # -- what a body gets -----------------------------------------------------------------------------
-
-    def _call(self, job: Job) -> Call:
-        """Put the arguments together: fresh objects, decoded from what was committed (C7)."""
-        vertex, by_name, fn = job.vertex, False, job.vertex.node.fn
-        assert fn is not None
-        if (
-            vertex.only_parents is not None
-            and (values := self._all_plain(job, vertex.only_parents)) is not None
-        ):
-            job.call = Call(fn, values, {}, None if vertex.pure else vertex.types, None, job.path)
-            return job.call
-        args: list[Any] = []
-        kwargs: dict[str, Any] = {}
-        context: Context | None = None
-        for binding in vertex.bindings:
-            kind = binding.source.kind
-            value: Any
-            if kind == "context":
-                value = context = self._context(job)
-            elif kind == "input" and binding.source.name not in job.scope.inputs:
-                by_name = True  # its own default; what comes after it is passed by name
-                continue
-            elif kind == "item":
-                value = self._item(job, binding.source.place)
-            elif not isinstance(job.feed, Feed):
-                value = self._value(job.scope, binding.source)
-            else:
-                value = self._shared(job, binding)
-            if by_name or binding.keyword:
-                kwargs[binding.parameter] = value
-            else:
-                args.append(value)
-        job.call = Call(fn, tuple(args), kwargs, None if vertex.pure else vertex.types, context, job.path)
-        return job.call
-
-    def _all_plain(self, job: Job, parents: tuple[int, ...]) -> tuple[Any, ...] | None:
-        """Give the outputs of these parents, decoded in one go, if all of them are plain data at hand."""
-        out, rules = job.scope.out, job.scope.rules
-        texts = [out[p] for p in parents]
-        for text, p in zip(texts, parents, strict=True):
-            if type(text) is not str or rules[p].types is not codec.EMPTY:
-                return None
-        try:
-            return (codec.unpack(texts[0]),) if len(texts) == 1 else tuple(codec.unpack_many(texts))
-        except NotLoadable:
-            return None  # one by one: then it is known whose it is
-
-    def _shared(self, job: Job, binding: Binding) -> Any:
-        """Give what all items of a map receive: decoded once, read-only by contract."""
-        shared: dict[str, Any] = job.feed.shared
-        if binding.parameter not in shared:
-            shared[binding.parameter] = self._value(job.scope, binding.source)
-        return shared[binding.parameter]
-
-    def _item(self, job: Job, place: int) -> Any:
-        cell = job.cells[place]
-        if isinstance(cell, Raw):
-            return cell.value
-        source = job.scope.body.origins[job.vertex.index][place]
-        if job.vertex.is_loop and job.index:
-            return codec.unpack(cell, job.vertex.types)
-        if source.kind == "parent":
-            return self._unpack(job.scope, source.place, codec.unpack, cell, job.index)
-        return codec.unpack(cell, job.scope.types(source))
-
-    def _value(self, scope: Scope, source: Source) -> Any:
-        if source.kind == "constant":
-            return copy.deepcopy(source.value)
-        if source.kind == "input":
-            given = scope.inputs[source.name]
-            return given.cell.value if isinstance(given.cell, Raw) else codec.unpack(given.cell, given.types)
-        out = scope.out[source.place]
-        if type(out) is str:
-            return self._unpack(scope, source.place, codec.unpack, out)
-        if out is None:
-            return None  # skipped or failed
-        if isinstance(out, Raw):
-            return out.value
-        if scope.rules[source.place].pure:  # what was handed on uncalled is packed all the same
-            return [cell.value if isinstance(cell, Raw) else codec.unpack(cell) for cell in out.cells]
-        return self._unpack(scope, source.place, codec.unpack_many, out.cells)
-
-    def _unpack(
-        self,
-        scope: Scope,
-        i: int,
-        unpack: Callable[[Any, codec.Types], Any],
-        packed: Any,
-        item: int | None = None,
-    ) -> Any:
-        vertex = scope.rules[i]
-        try:
-            return unpack(packed, vertex.types)
-        except NotLoadable as error:
-            path = scope.path(vertex) + (f"[{item}]" if item is not None and vertex.is_map else "")
-            raise CheckpointLost(self.run_id, path, f"cannot be loaded: {error.reason}") from error
-
-    def _context(self, job: Job) -> Context:
-        scope, vertex = job.scope, job.vertex
-        skipped: frozenset[str] = frozenset()
-        failures: dict[str, NodeFailure] = {}
-        if vertex.index in scope.bad:
-            rules = scope.rules
-            skipped = frozenset(rules[p].id for p in vertex.parents if scope.state[p] == Settled.SKIPPED)
-            failed = [rules[p] for p in vertex.parents if scope.state[p] == Settled.FAILED]
-            failures = {parent.id: self.failure_at(scope.path(parent)) for parent in failed}
-        return Context(
-            run_id=self.run_id, workflow=self.workflow, node=vertex.id, path=job.path, index=job.index,
-            attempt=job.attempt, channel=job, generation=job.generation, skipped=skipped, failures=failures,
-            state=None if job.state is None else codec.unpack(job.state), root=self.services.artifacts,
-        )  # fmt: skip
+    # -- history --------------------------------------------------------------------------------------
 
     def failure_at(self, path: str) -> NodeFailure:
         """Give the failure of a path, or the first one inside it."""
@@ -834,23 +699,6 @@ class Run:
         return next(inside, None) or NodeFailure(
             path, 0, "", "a node above it failed", reason="upstream_failed"
         )
-
-    def _check_shared(self, job: Job) -> None:
-        """Find an item that changed what all items of its map share (debug mode)."""
-        for binding in job.vertex.bindings:
-            source = binding.source
-            if binding.parameter not in job.feed.shared or self._is_raw(job.scope, source):
-                continue
-            types = job.scope.types(source)
-            fresh = self._value(job.scope, source)
-            if codec.pack(job.feed.shared[binding.parameter], types) != codec.pack(fresh, types):
-                job.feed.shared[binding.parameter] = fresh
-                raise MutatedInput(job.path, binding.parameter)
-
-    def _is_raw(self, scope: Scope, source: Source) -> bool:
-        return source.kind == "parent" and scope.rules[source.place].pure
-
-    # -- history --------------------------------------------------------------------------------------
 
     def adopt_history(self, job: Job) -> None:
         """Let a job go on counting where an earlier process stopped."""
@@ -1125,11 +973,6 @@ class Run:
             self.abort()
         self._check()
 
-    @property
-    def ids(self) -> dict[int, str]:
-        """Give the node of each function, by its identity."""
-        return {id(vertex.node.fn): vertex.id for vertex in self.rules if vertex.node.fn is not None}
-
     def letter(self, record: Record) -> None:
         """Act on what somebody wrote to the run."""
         if record.kind == ev.CANCEL_REQUESTED:
@@ -1137,79 +980,10 @@ class Run:
         else:
             self.desk.letter(record)
 
-    # -- what is left ---------------------------------------------------------------------------------
-
-    def cells(self) -> dict[str, Cell]:
-        """Give the outputs of the root's nodes by id, packed or where they lie."""
-        done = (v for v in self.rules if self.root.state[v.index] == Settled.COMPLETED and not v.pure)
-        outs = ((v.id, self.root.out[v.index]) for v in done)
-        return {node: out.cells if isinstance(out, Cells) else out for node, out in outs}
-
-    def status_at(self, path: str) -> str | None:
-        """Give how a path ended; None if there is no such path."""
-        vertex = self.body.at(path)
-        if vertex is None:
-            return None
-        for paths, word in (
-            (self.desk.open, "waiting"),
-            (self.uncertain, "interrupted"),
-            (self.failures, "failed"),
-        ):
-            if any(p == path or p.startswith((path + "[", path + "/")) for p in paths):
-                return word
-        (node, index), *deeper = ev.segments(path)
-        if deeper:
-            return "completed" if path in self.inner else "pending"
-        i = self.body.by_id[node].index
-        if index is not None:
-            return self._item_status(i, index)
-        state = self.root.state[i]
-        names = {OPEN: "pending", Settled.OPEN_QUESTION: "pending", Settled.FAILED: "upstream_failed"}
-        return names.get(state) or Settled(state).name.lower()
-
-    def _item_status(self, i: int, k: int) -> str | None:
-        out = self.root.out[i]
-        cells = (
-            self.root.feeds[i].cells.cells
-            if i in self.root.feeds
-            else out.cells
-            if isinstance(out, Cells)
-            else []
-        )
-        if k >= len(cells):
-            return None
-        return "pending" if cells[k] is None else "completed"
-
-    def parts(self) -> dict[str, list[Any]]:
-        """Give the items of maps that have not completed, by node; None where there is none."""
-        feeds = (
-            (self.rules[i], feed)
-            for i, feed in self.root.feeds.items()
-            if self.root.state[i] != Settled.COMPLETED
-        )
-        return {vertex.id: feed.cells.cells for vertex, feed in feeds if not vertex.pure}
-
-    def find(self, path: str) -> tuple[Cell, codec.Types] | None:
-        """Give the output of a path below the root's own nodes, or where it lies; None if there is none."""
-        vertex = self.body.at(path)
-        if vertex is None or vertex.pure or path in self.body.by_id:
-            return None
-        cell = self.inner.get(path)
-        prior = self.snapshot.paths.get(path)
-        if cell is None and prior is not None and prior.kind == ev.COMPLETED:
-            cell = self.root.former_items(prior) if "count" in prior.facts else Stored.of(prior)
-        found = cell.cells if isinstance(cell, Cells) else cell
-        return None if found is None else (found, vertex.types)
-
     @property
     def within(self) -> bool:
         """Whether the current task is a body of this run."""
         return any(job.task is asyncio.current_task() for job in self.live)
-
-    def runs_no_function(self, path: str) -> bool:
-        """Say whether a path is a map, a loop or a sub-workflow itself, or a wait: no function runs there."""
-        vertex = self.body.at(path)
-        return vertex is None or not is_body(vertex, path)
 
 
 def start_ready(pool: Pool, step: Step | None = None) -> None:
