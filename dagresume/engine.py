@@ -916,6 +916,7 @@ class Engine:
             budget=program.graph.budget,
             on_failure=program.graph.on_failure,
             patience=asked.wait,
+            woken=asked.woken,
         )
 
     async def _open_run(
@@ -1166,7 +1167,7 @@ class Engine:
 
     async def _woken(self, row: RunRow) -> None:
         try:
-            await self._go_on(row.run_id, Asked("none"), raise_on_failure=False)
+            await self._go_on(row.run_id, Asked("none", woken=True), raise_on_failure=False)
         except DagresumeError as error:  # left to a person, or somebody was quicker
             log.warning("a waiting run is left asleep", run=row.run_id, why=str(error))
         else:

@@ -66,6 +66,8 @@ class Feed:
             lists,
         )
         self.path = scope.path(vertex)
+        if vertex.body is not None:
+            self.run.wide.append(self)
         self.inside = vertex.body is not None  # its items are graphs: they take no slots themselves
         self.gate = None if vertex.node.when is not None else self.run.gates[vertex]
         self.attempt = self.run.next_attempt(self.path)
@@ -102,6 +104,17 @@ class Feed:
         if self.live >= self.cap or self.given_up:
             return False
         return self.next < self.count if self.todo is None else bool(self.todo)
+
+    def widen(self, step: Step) -> bool:
+        """All graphs that are open wait for something: open more of them, if nothing but our own bound keeps
+        them; False if there are none.
+        """
+        bound = self.inside and self.vertex.node.concurrency is None and self.live >= self.cap
+        if not bound or self.given_up or not (self.next < self.count if self.todo is None else self.todo):
+            return False
+        self.cap += self.run.services.pool.size
+        self.offer(step)
+        return True
 
     def take(self) -> Job:
         return self._job(self._next())

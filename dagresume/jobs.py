@@ -108,6 +108,8 @@ class Driver(Protocol):
     progress: dict[str, tuple[float, float | None]]
     stopping: tuple[str, str | None, str] | None
     poisoned: bool
+    woken: bool
+    wide: list[Any]
     owned: Owned
     waiting: int
 

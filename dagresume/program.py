@@ -64,6 +64,7 @@ class Asked:
     code_changed: bool = False
     force: bool = False
     budget: Budget | None = None
+    woken: bool = False  # its time or a letter has come; nobody asks for what failed beside it
 
     def __post_init__(self) -> None:
         if self.wait not in {"timers", "all", "none"}:
@@ -156,6 +157,8 @@ def taken_up(program: Program, snapshot: Snapshot, run_id: str, asked: Asked, no
         raise UncertainNode(run_id, doubtful)
     reset = to_reset(program, snapshot, asked)
     facts: dict[str, Any] = {"by": "resume" if retry is None else "retry"}
+    if asked.woken:
+        facts = {"by": "wake", "automatic": True}
     if retry:
         facts["from"] = retry
     facts |= {word: True for word in ("only_changed", "only_failed", "code_changed") if getattr(asked, word)}

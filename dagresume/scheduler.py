@@ -95,7 +95,7 @@ class Run:
         budget: Budget | None = None,
         on_failure: str | None = None,
         patience: Patience = "timers",
-        fresh_budget: bool = True,
+        woken: bool = False,
     ) -> None:
         self.services, self.body, self.rules = services, body, body.rules
         self.run_id, self.workflow, self.snapshot = run_id, workflow, snapshot
@@ -120,7 +120,8 @@ class Run:
         self.waits: array[float] = array("d")
         self.commits, self.began = 0, services.clock.monotonic()
         self._last_batch, self._inflight, self._draining = -1, 0, False
-        self._fresh_budget, self._verbose = fresh_budget, log.verbose
+        self.wide: list[Feed] = []  # maps whose items are graphs
+        self.woken, self._verbose = woken, log.verbose
         self._timeout = timeout
         self._deadline: Timer | None = None
         self._last_call: asyncio.TimerHandle | None = None  # leaves bodies behind
@@ -708,7 +709,7 @@ class Run:
             return
         job.attempt = (prior.attempt or 0) + 1
         job.generation = snapshot.generations.get(job.path, 0)
-        if not self._fresh_budget:
+        if self.woken:
             job.tries = snapshot.attempts_used(job.path) + 1
         vertex = job.vertex
         if vertex.reconcilable:
@@ -913,8 +914,11 @@ class Run:
 
     def _stand_still(self) -> None:
         """Nothing can go on before a person, a signal or time has come: stay for it, or let the run go."""
+        step = Step(self, [])
         if self.uncertain or self.lost:
             self.stop(*self._verdict())
+        elif sum(feed.widen(step) for feed in self.wide):
+            self._go_on(step)
         elif self._patience == "none" or (self._patience == "timers" and self.desk.for_people):
             self.stop(ev.RUN_WAITING, self.desk.reason)
 

@@ -225,6 +225,8 @@ class Scope:
         elif reuses(vertex, prior, fingerprint):
             run.reused(prior, fingerprint, step)
             self._reuse(vertex, prior, fingerprint, step)
+        elif vertex.waits and self._stays_failed(prior):
+            self.put_failed(vertex, failure_of(prior), step, None, -1)
         elif vertex.waits or vertex.is_map or vertex.is_loop or vertex.body is not None:
             if ev.has_output(prior):
                 run.reset(prior, "input_changed", step)
@@ -245,6 +247,9 @@ class Scope:
         what it did, leave it to a person if only one can say.
         """
         run, path = self.run, prior.path or ""
+        if self._stays_failed(prior) and not uncertain(prior, vertex.idempotent):
+            self.put_failed(vertex, failure_of(prior), step, feed, k)
+            return False
         idempotent = vertex.idempotent or vertex.body is not None or run.may_change(vertex, path)
         if (
             uncertain(prior, vertex.idempotent)
@@ -266,6 +271,10 @@ class Scope:
         if ev.has_output(prior):
             run.reset(prior, verdict.reason, step)
         return True
+
+    def _stays_failed(self, prior: Record) -> bool:
+        """Say whether a failure stands: nobody has asked to go on, a letter or a time has come."""
+        return self.run.woken and prior.kind == ev.FAILED and prior.reason != ev.RETRY
 
     def take_word(
         self,

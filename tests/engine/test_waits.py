@@ -593,9 +593,6 @@ async def test_another_engine_wakes_it(home: Home, calls: Calls) -> None:
     assert dict(calls) == {"order": 1, "pay": 1}
 
 
-@pytest.mark.xfail(
-    reason="Engine._woken resumes as a person does: what failed beside the wait runs again, budget and all"
-)
 async def test_a_run_that_is_woken_runs_nothing_again_that_failed(home: Home, calls: Calls) -> None:
     """§4: a wake is the definition's own will, not an automatic resume: as in a process that had stayed."""
     wf = approved(calls)
@@ -1096,3 +1093,25 @@ def test_killed_while_it_stays_for_a_person(nursery: Zygote, tmp_path: Path) -> 
     assert told(nursery, tmp_path, "say", approve=True, by="ann") == {"said": True}
     assert told(nursery, tmp_path, "go", flow="pays", how="resume")["outputs"]["pay"] == "42 by ann"
     assert world(tmp_path) == ["order", "ready ann", "pay ann"]
+
+
+async def test_every_item_of_a_wide_map_of_graphs_can_wait_at_once(home: Home, calls: Calls) -> None:
+    """A person sees all that waits for a word, however many graphs an engine would run at once."""
+    inner, wf = Workflow("inner", idempotent=True), Workflow("w", idempotent=True)
+
+    @inner.node
+    async def draft(n: int) -> int:
+        calls.began("draft")
+        return n
+
+    inner.approval("ok", depends_on=draft)
+    wf.subworkflow("each", inner, for_each={"n": "numbers"})
+    async with home.engine(wf, concurrency=4) as engine:
+        result = await engine.run(wf, {"numbers": list(range(30))})
+        info = await engine.get(result.run_id)
+        waiting = [path for path, node in info.nodes.items() if path.endswith("/ok")]
+        assert len(waiting) == 30
+        for path in waiting:
+            await engine.decide(result.run_id, path)
+        assert (await engine.resume(result.run_id)).status is RunStatus.COMPLETED
+    assert calls["draft"] == 30
