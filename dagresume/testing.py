@@ -42,12 +42,14 @@ from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 from dagresume import codec
 from dagresume.engine import Engine
-from dagresume.errors import UncertainNode
+from dagresume.errors import RolledBack, RunFailed, UncertainNode
 from dagresume.events import HELD, NodeStatus, RunStatus, enclosing, segments
 from dagresume.executor import Call, Executor
 from dagresume.planner import Body, is_body
+from dagresume.results import RunResult
 from dagresume.sqlite import SQLiteStore
 from dagresume.store import Holder, Loaded, LogLine, OnceFound, Outcome, RunRow, Session, Store, Unit
+from dagresume.undo import UndoContext
 from dagresume.workflow import Approval, WaitFor, Workflow
 from dagresume.writer import Writer
 
@@ -301,7 +303,7 @@ class _WitnessedExecutor:
         self._inner, self._witness = inner, witness
 
     async def run(self, call: Call) -> Any:
-        self._witness.note("begun", call.path)
+        self._witness.note("undone" if isinstance(call.context, UndoContext) else "begun", call.path)
         return await self._inner.run(call)
 
     async def close(self) -> None:
@@ -351,8 +353,11 @@ class Autopsy:
 
     @property
     def completed(self) -> frozenset[str]:
-        """The paths whose completion is durable."""
-        return frozenset(path for path, (kind, _) in self.last.items() if kind == "node.completed")
+        """The paths whose completion is durable, also of those that were undone afterwards."""
+        return frozenset(path for path, (kind, _) in self.last.items() if kind in _DONE)
+
+
+_DONE: Final = frozenset({"node.completed", "node.compensated"})
 
 
 def autopsy(db: str | os.PathLike[str]) -> Autopsy:
@@ -669,6 +674,9 @@ def _described(body: Body) -> list[dict[str, Any]]:
     ]
 
 
+_ENDS: Final = {RunStatus.COMPLETED, RunStatus.ROLLED_BACK}
+
+
 async def _play(
     target: str,
     setup: str | None,
@@ -691,14 +699,16 @@ async def _play(
     try:
         async with engine:
             if run_id is None:
-                result = await engine.run(workflow, codec.unpack(inputs), key=key)
+                result = await engine.run(workflow, codec.unpack(inputs), key=key, raise_on_failure=False)
             elif action == "retry":
-                result = await engine.retry(run_id)
+                result = await engine.retry(run_id, raise_on_failure=False)
             else:
-                result = await engine.resume(run_id)
+                result = await _resumed(engine, run_id)
             while result.status == RunStatus.WAITING:
                 await _speak(engine, workflow, result.run_id)
-                result = await engine.resume(result.run_id)
+                result = await engine.resume(result.run_id, raise_on_failure=False)
+            if result.status not in _ENDS:
+                raise RunFailed(result.run_id, result.failures, f"it ended {result.status}")
             engine.witness.note("result", result.status)
             nodes = workflow.nodes
             types = {id_: codec.types_of(node.signature.returns) for id_, node in nodes.items()}
@@ -714,6 +724,13 @@ async def _play(
         told["error"] = f"{type(error).__name__}: {error}"
         told["traceback"] = traceback.format_exc()
     return told | {"commits": fate.passed["after commit"], "statements": fate.passed["statement"]}
+
+
+async def _resumed(engine: Engine, run_id: str) -> RunResult:
+    try:
+        return await engine.resume(run_id, raise_on_failure=False)
+    except RolledBack:  # it had undone all of itself before its process died
+        return await engine.result(run_id)
 
 
 async def _speak(engine: Engine, workflow: Workflow, run_id: str) -> None:
@@ -944,7 +961,7 @@ class _Stage:
         repeated = sorted(self._kept(before.completed & (now.begun - seen.begun).keys()))
         if repeated:
             wrong.append(f"completed and begun again: {', '.join(repeated)}")
-        if now.results > seen.results and after.status != "completed":
+        if now.results > seen.results and after.status not in _ENDS:
             wrong.append(f"the result was given while the run was {after.status} in the database")
         if ended.hung or (ended.signal and not ended.killed):
             wrong.append("hung" if ended.hung else f"ended by signal {ended.signal}")
@@ -1018,7 +1035,7 @@ class _Stage:
 
     def _is_settled(self, state: Autopsy, path: str) -> bool:
         kind, reason = state.last.get(path, (None, None))
-        if kind in {"node.completed", "node.skipped"} or (kind == "node.failed" and reason != "retry"):
+        if kind in _DONE | {"node.skipped"} or (kind == "node.failed" and reason != "retry"):
             return True
         return any(self._has_failed(state, parent) for parent in self._parents(path))
 

@@ -54,7 +54,7 @@ from dagresume.store import (
 )
 from dagresume.workflow import is_async
 
-__all__ = ["ASKED", "Rollback", "begun", "opening"]
+__all__ = ["ASKED", "Rollback", "UndoContext", "begun", "opening"]
 
 ASKED: Final = "asked"
 """Reason of a rollback that a person began; else it is why the run failed."""
@@ -81,7 +81,7 @@ def opening(body: Body, loaded: Loaded, to: str | None, accept: bool, now: int) 
     return ev.run_record(ev.RUN_ROLLING_BACK, now, ASKED, **({} if to is None else {"to": to}))
 
 
-class _UndoContext(Context):
+class UndoContext(Context):
     """What an undo knows about itself: as that of the body, with a key and attempts of its own."""
 
     __slots__ = ()
@@ -304,7 +304,7 @@ class Rollback:
             output = codec.unpack(text, vertex.types)
         except NotLoadable as error:
             raise CheckpointLost(self.run_id, path, f"cannot be loaded: {error.reason}") from error
-        context = _UndoContext(
+        context = UndoContext(
             run_id=self.run_id, workflow=self.workflow, node=vertex.id, path=path, index=job.index,
             attempt=job.attempt, channel=job, generation=job.generation,
         )  # fmt: skip

@@ -490,10 +490,19 @@ undoes_itself = undoable("rollback")
 # -- graphs inside nodes, loops, conditions, waits ------------------------------------------------------
 
 
-def ways(*, idempotent: bool, reconcile: Callable[..., Any] | None = None) -> Workflow:
-    """A map of sub-workflows with a loop, a condition and an approval in them; a sleep; a loop that waits."""
+async def undo(output: Any, ctx: Context) -> None:
+    """Leave a line that says what was undone."""
+    leave(f"undone {ctx.path}")
+
+
+def ways(*, idempotent: bool, reconcile: Callable[..., Any] | None = None, undoes: bool = False) -> Workflow:
+    """A map of sub-workflows with a loop, a condition and an approval in them; a sleep; a loop that waits.
+
+    `undoes`: its end fails, and it undoes what it has done.
+    """
+    back: dict[str, Any] = {"compensate": undo} if undoes else {}
     wf, inner, asks = (
-        Workflow("ways", idempotent=idempotent),
+        Workflow("ways", idempotent=idempotent, on_failure="rollback" if undoes else None),
         Workflow("inner", output="end"),
         Workflow("asks"),
     )
@@ -517,6 +526,8 @@ def ways(*, idempotent: bool, reconcile: Callable[..., Any] | None = None) -> Wo
         return await work(ctx, add)
 
     async def total(each: list[int], asking: int, ctx: Context) -> int:
+        if undoes:
+            raise ConnectionError("the end fails")
         return await work(ctx, sum(each) + asking)
 
     async def look_for_list(start: int, ctx: Context) -> Any:
@@ -524,19 +535,18 @@ def ways(*, idempotent: bool, reconcile: Callable[..., Any] | None = None) -> Wo
         return found if found is NOT_DONE else [0, found]
 
     known = reconcile is not None
-    inner.node(id="a", reconcile=reconcile)(first)
-    inner.loop(
-        "refine", again, initial="a", until=lambda state: state >= 2, max_iterations=5, reconcile=reconcile
-    )
-    inner.node(id="extra", when=lambda refine: refine > 2, reconcile=reconcile)(extra)
+    back["reconcile"] = reconcile
+    inner.node(id="a", **back)(first)
+    inner.loop("refine", again, initial="a", until=lambda state: state >= 2, max_iterations=5, **back)
+    inner.node(id="extra", when=lambda refine: refine > 2, **back)(extra)
     inner.approval("ap", depends_on="refine")
-    inner.node(id="end", depends_on="ap", reconcile=reconcile)(end)
+    inner.node(id="end", depends_on="ap", **back)(end)
 
-    asks.node(id="add", reconcile=reconcile)(again)
+    asks.node(id="add", **back)(again)
     asks.wait_for("heard", "go", depends_on="add")
-    asks.node(id="keep", depends_on="heard", reconcile=reconcile)(keep)
+    asks.node(id="keep", depends_on="heard", **back)(keep)
 
-    wf.node(id="items", reconcile=look_for_list if known else None)(listed)
+    wf.node(id="items", **back | {"reconcile": look_for_list if known else None})(listed)
     wf.subworkflow("each", inner, for_each={"n": "items"})
     wf.loop("asking", asks, initial=Value(0), until=lambda state: state == 2, max_iterations=3)
     wf.sleep("nap", 0.02, depends_on="each")
@@ -563,3 +573,4 @@ def inside() -> Workflow:
 ways_idempotent = ways(idempotent=True)
 ways_careful = ways(idempotent=False)
 ways_asking = ways(idempotent=False, reconcile=look)
+ways_undone = ways(idempotent=True, undoes=True)

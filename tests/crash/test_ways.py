@@ -33,6 +33,26 @@ def shown(found: Sweep) -> Sweep:
     return found
 
 
+def undone(folder: Path) -> Iterator[str]:
+    """Everything was undone, each path before what it had used; only what was in flight perhaps twice."""
+    lines = [line.split()[1] for line in world(folder) if line.startswith("undone ")]
+    counts = Counter(lines)
+    for path in sorted((PATHS - {"total"}) | counts.keys()):
+        if not (path in PATHS and 1 <= counts[path] <= 3):
+            yield f"{path} was undone {counts[path]} times"
+    for k in (0, 1):
+        inside = [path for path in dict.fromkeys(lines) if path.startswith(f"each[{k}]")]
+        if inside and (inside[0], inside[-1]) != (f"each[{k}]/end", f"each[{k}]/a"):
+            yield f"undone in the order {inside}"
+
+
+def test_a_run_that_fails_at_its_end_undoes_all_of_it(tmp_path: Path) -> None:
+    found = sweep("tests.crash.flows:ways_undone", INPUTS, tmp_path, every=17, check=undone)
+    print(f"\n{found}")
+    found.check()
+    assert found.refused == 0
+
+
 def test_idempotent_paths_just_go_on(tmp_path: Path) -> None:
     found = shown(sweep("tests.crash.flows:ways_idempotent", INPUTS, tmp_path, every=17))
     assert found.refused == 0
@@ -55,6 +75,14 @@ def test_every_point_and_every_point_of_going_on(tmp_path: Path, variant: str) -
     check = one_effect_each if variant == "ways_asking" else None
     found = shown(sweep(f"tests.crash.flows:{variant}", INPUTS, tmp_path, again=AFTER, check=check))
     assert sum(case.killed == 2 for case in found.cases) > 100
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_point_of_a_run_that_undoes_itself(tmp_path: Path) -> None:
+    found = sweep("tests.crash.flows:ways_undone", INPUTS, tmp_path, again=AFTER, check=undone)
+    print(f"\n{found}")
+    found.check()
 
 
 @pytest.mark.parametrize("mutant", ["start_record_after_the_body", "commit_not_awaited"])
