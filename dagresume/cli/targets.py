@@ -29,6 +29,9 @@ _OF_PYTHON = sys.stdlib_module_names - {"test"}  # which nothing imports
 def one_workflow(target: str) -> Workflow:
     """Give the one workflow that a target means, or a Problem that lists what there is."""
     named = _named(target)
+    if len(named) > 1:  # what is a node of another one is not what is meant
+        inside = {id(node.workflow) for wf in named.values() for node in wf.nodes.values()}
+        named = {name: wf for name, wf in named.items() if id(wf) not in inside} or named
     if len(named) == 1:
         return next(iter(named.values()))
     place, _ = _split(target)

@@ -194,3 +194,22 @@ def test_a_changed_definition_is_refused_naming_what_changed(stored: str, write:
     forced = cli("resume last --app flow.py --force --json")
     assert forced.code == 0
     assert sorted(forced.json["executed"]) == ["f", "g"]
+
+
+def test_a_workflow_that_is_a_node_of_another_is_not_what_is_meant(
+    write: Callable[[str, str], Path], cli: Cli
+) -> None:
+    write(
+        "nested.py",
+        """
+        from dagresume import Value, Workflow
+        inner = Workflow("inner")
+        @inner.node
+        async def f(x: int) -> int:
+            return x
+        outer = Workflow("outer")
+        outer.subworkflow("step", inner, args={"x": Value(1)})
+    """,
+    )
+    assert cli("run nested.py --json").json["workflow"] == "outer"
+    assert cli("run nested.py:inner --input x=1 --json").json["workflow"] == "inner"
