@@ -335,7 +335,8 @@ class Run:
 
     async def _attempt(self, job: Job) -> None:
         try:
-            await self._prepare(job)
+            if job.attempt > 1 or self.notes.resumed or job.scope.lacks(job.vertex, job.cells):
+                await self._prepare(job)
             if job.asking:
                 self._answered(job, job.answered or ask(self, job))
                 return

@@ -468,7 +468,7 @@ class Scope:
             out = self.out[parent]
             if type(out) is Stored or (type(out) is Cells and out.stored):
                 return True
-        return any(type(cell) is Stored for cell in cells)
+        return bool(cells) and any(type(cell) is Stored for cell in cells)
 
     async def load(self, vertex: Vertex, cells: list[Any]) -> None:
         """Read what a vertex receives and what lies in the store."""
