@@ -47,7 +47,7 @@ class Gate:
     def __init__(self, limit: Limit, clock: Clock, reopen: Callable[[Gate], None]) -> None:
         self._limit, self._clock, self._reopen = limit, clock, reopen
         self._inside = 0
-        self._next_at = 0.0
+        self._next_at = self._paused_until = 0.0
         self._timer: Timer | None = None
         self.parked: deque[Source] = deque()
 
@@ -76,7 +76,13 @@ class Gate:
 
     def pause(self, seconds: float) -> None:
         """Let nobody start for so long."""
-        self._next_at = max(self._next_at, self._clock.monotonic() + seconds)
+        self._paused_until = max(self._paused_until, self._clock.monotonic() + seconds)
+        self._next_at = max(self._next_at, self._paused_until)
+
+    @property
+    def paused(self) -> bool:
+        """Whether the other side has asked to be left alone just now."""
+        return self._clock.monotonic() < self._paused_until
 
     def close(self) -> None:
         """Stop the timer."""

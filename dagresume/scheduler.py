@@ -278,13 +278,25 @@ class Run:
 
     def _begin(self, step: Step) -> None:
         pool = self.services.pool
+        paused = [job for job in step.begins if job.gate is not None and job.gate.paused]
         for job in step.begins:
-            self.start(job)
+            if not paused or job not in paused:
+                self.start(job)
+        if paused:
+            self._put_back(paused)
         for source in step.opens:
             pool.offer(source)
         for feed, k in step.arrivals:
             feed.todo.append(k)
             pool.offer(feed)
+
+    def _put_back(self, jobs: Sequence[Job]) -> None:
+        """While their start records were written, the other side has asked for a pause: they wait again."""
+        step = Step(self, [self.record(ev.WITHDRAWN, job, "paused") for job in jobs])
+        for job in jobs:
+            self._release(job, keeps_place=True)
+            step.opens.append(job.next(job.attempt))
+        self.hand_over(step)
 
     def _withdraw(self, step: Step) -> None:
         """The run is being stopped: what was about to begin does not."""

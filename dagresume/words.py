@@ -115,6 +115,7 @@ NODE_REASONS: Final[Mapping[str, str]] = {
     "not_serialisable": "It ended, but what it returned cannot be stored.",
     "not_stored": "It ended, but the database did not take its result.",
     "once_uncertain": "A call it makes once had begun before; nobody knows whether it took effect.",
+    "paused": "Not started yet: the other side asked for a pause.",
     "reconcile_failed": "Its reconcile function raised an error; nobody knows whether it took effect.",
     "reconciled": "Its reconcile function said what it had done.",
     "retry": "Failed, and is tried again.",

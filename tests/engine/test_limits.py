@@ -176,7 +176,6 @@ async def test_retry_after_pauses_although_the_try_was_the_last(home: Home) -> N
     assert begun_in_the_pause(inside) == []
 
 
-@pytest.mark.xfail(strict=True, reason="what was reserved before the pause begins in it")
 async def test_what_waits_for_its_start_record_does_not_begin_in_a_pause(home: Home) -> None:
     """Not idempotent: its turn had come, its start record was being written, and then came the pause."""
     begun, ask, asked = dict[int, float](), asyncio.Event(), list[float]()
