@@ -325,7 +325,8 @@ class Workflow:
         Each input of `other` is fed like a parameter: named in `args` → that parent, run input or `Value`;
         named in `for_each` → one item of it, one inner graph for each (`screen[3]/score`); else the node or
         the run input of its name. The output is that of `Workflow(output=…)`, else of its only sink, else a
-        dict of its sinks.
+        dict of its sinks. It lives in the outer run: one owner, one key, one budget; its own `timeout`,
+        `budget`, `recovery` and `on_failure` do not apply there.
         """
         if not isinstance(other, Workflow):
             raise DefinitionError(f"node {id!r}: a sub-workflow is a Workflow, not {other!r}.")
