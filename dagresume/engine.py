@@ -29,6 +29,7 @@ from dagresume.errors import (
     DagresumeError,
     DefinitionError,
     EngineClosed,
+    InputError,
     InputsChanged,
     OwnershipError,
     RolledBack,
@@ -71,7 +72,7 @@ from dagresume.migration import migrated, take_over, transformed
 from dagresume.observe import failure_of, log
 from dagresume.plan import plan
 from dagresume.planner import Decision
-from dagresume.policy import Budget, Limit
+from dagresume.policy import UNSAID, Budget, Limit
 from dagresume.pool import Pool
 from dagresume.processes import is_importing_main
 from dagresume.program import Asked, Program, Wait, inputs_digest, inputs_text, other_code, taken_up
@@ -610,7 +611,7 @@ class Engine:
         run_id: str,
         path: str | Callable[..., Any],
         *,
-        output: Any = None,
+        output: Any = UNSAID,
         failed: str | None = None,
         by: str = "",
     ) -> None:
@@ -618,6 +619,11 @@ class Engine:
 
         Durable when it returns; `resume` goes on with it. NotWaiting if the path is not uncertain.
         """
+        if (output is UNSAID) == (failed is None):
+            raise InputError(
+                f"run {run_id}, {path}: say either output=… (it took effect; None is an output too) or"
+                " failed='why' (it did not)."
+            )
         path = self._path_of(path)
         while True:
             loaded = await self._load(run_id)

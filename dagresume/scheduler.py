@@ -44,7 +44,7 @@ from dagresume.jobs import CURRENT, OPEN, Cells, Input, Job, Opening, Raw, Seale
 from dagresume.notes import Notes
 from dagresume.observe import log, tell
 from dagresume.planner import NOT_STORABLE, RECONCILE, Body, Vertex, decide, is_body
-from dagresume.policy import NOT_DONE, Budget, NodeFailure, Settled, asked_to_wait
+from dagresume.policy import NOT_DONE, Budget, NodeFailure, Settled, answer, asked_to_wait
 from dagresume.pool import Pool
 from dagresume.results import Cell, Stored
 from dagresume.scopes import Scope
@@ -391,7 +391,7 @@ class Run:
             given[binding.parameter] = (
                 self._item(job, source.place) if item else self._value(job.scope, source)
             )
-        return bool(when(**given))
+        return answer(when(**given), "when=")
 
     def _answered(self, job: Job, runs: bool) -> None:
         """Go on with a path whose condition was asked."""
