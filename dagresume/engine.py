@@ -100,7 +100,7 @@ from dagresume.store import (
     StoreFailed,
     Unit,
 )
-from dagresume.undo import ASKED, Rollback, begun, opening
+from dagresume.undo import ASKED, Rollback, begun, is_undone, opening
 from dagresume.views import RunInfo, past_info, run_info, runs_function, stored_as, wanted_statuses
 from dagresume.workflow import Workflow
 
@@ -405,12 +405,12 @@ class Engine:
         uncertain, unless that is accepted. An undo that fails (after its node's retries) does not keep the
         others from being tried: then the run stays `rolling_back`, `failures` of the result say why, and
         calling this again, or `resume`, goes on with what is missing. Else it is `rolled_back`: it cannot be
-        resumed. Raises RunLocked if somebody drives the run.
+        resumed; what was kept by `to` can still be undone. Raises RunLocked if somebody drives the run.
         """
         undoing: Rollback | None = None
         while undoing is None:
             loaded = await self._unowned(run_id)
-            if loaded.row.status == RunStatus.ROLLED_BACK:
+            if is_undone(loaded, to):
                 return self._stored_result(loaded)
             undoing = await self._undo(loaded, to, accept_irreversible)
         with self._lent_slot():
@@ -452,7 +452,7 @@ class Engine:
     async def plan_rollback(self, run_id: str, to: str | Callable[..., Any] | None = None) -> UndoPlan:
         """Give what a rollback would undo, in order, and what it cannot; executes and changes nothing."""
         loaded = await self._load(run_id)
-        if loaded.row.status == RunStatus.ROLLED_BACK:
+        if is_undone(loaded, to):
             raise RolledBack(run_id)
         program = self._program_of(loaded)
         self._check_same(loaded, program)

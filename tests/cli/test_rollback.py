@@ -105,7 +105,10 @@ def test_only_what_is_below_a_path(failed: str, cli: Cli, effects: Callable[[], 
     assert done.json["undone"] == ["invite[1]", "invite[0]"]
     assert (done.code, done.json["status"]) == (0, "rolled_back")
     assert len(effects()) == 2
-    assert cli("rollback", failed, "--to", "nowhere", *APP).code == 0, "it is rolled back already"
+    assert cli("rollback", failed, "--to", "book", *APP).code == 0, "it is rolled back already"
+    assert cli("rollback", failed, "--to", "nowhere", *APP).code == 2
+    rest = cli("rollback", failed, "--yes", "--json", *APP)
+    assert (rest.code, rest.json["undone"]) == (0, ["book"])
 
 
 def test_a_path_that_is_not_there(failed: str, cli: Cli) -> None:
