@@ -13,7 +13,7 @@ from dagresume.errors import CheckpointLost, MutatedInput, NotLoadable
 from dagresume.executor import Call
 from dagresume.feeds import Feed
 from dagresume.jobs import Driver, Job, Raw
-from dagresume.policy import NodeFailure, Settled
+from dagresume.policy import NodeFailure, Settled, answer
 from dagresume.scopes import Scope
 from dagresume.workflow import Binding, Source
 
@@ -168,4 +168,4 @@ def ask(run: Driver, job: Job) -> bool:
             continue
         item = source.kind == "item"
         given[binding.parameter] = _item(run, job, source.place) if item else _value(run, job.scope, source)
-    return bool(when(**given))
+    return answer(when(**given), "when=")

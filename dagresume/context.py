@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import numbers
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -155,7 +156,8 @@ class Context:
 
     def usage(self, *, tokens_in: int = 0, tokens_out: int = 0, cost: float = 0.0) -> None:
         """Add what this attempt has used up; kept with its checkpoint."""
-        self._channel.usage({"tokens_in": tokens_in, "tokens_out": tokens_out, "cost": cost})
+        given = {"tokens_in": tokens_in, "tokens_out": tokens_out, "cost": cost}
+        self._channel.usage({name: _used(name, amount) for name, amount in given.items()})
 
     def progress(self, done: float, total: float | None = None) -> None:
         """Tell observers how far this attempt got; the journal gets it twice a second at most."""
@@ -207,6 +209,13 @@ class Context:
         tables is refused. Not with `checkpoint=False`, ":memory:", or in other processes.
         """
         self._channel.commit_with(sql, params)
+
+
+def _used(name: str, amount: float) -> float:
+    """Refuse what would make a budget mean nothing: NaN is never more than a limit."""
+    if not isinstance(amount, numbers.Real) or not math.isfinite(amount) or amount < 0:
+        raise ValueError(f"usage({name}={amount!r}): a number, 0 or more")
+    return int(amount) if isinstance(amount, numbers.Integral) else float(amount)
 
 
 def _finite(number: float) -> float:

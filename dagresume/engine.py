@@ -28,6 +28,7 @@ from dagresume.errors import (
     DagresumeError,
     DefinitionError,
     EngineClosed,
+    InputError,
     InputsChanged,
     OwnershipError,
     RolledBack,
@@ -68,7 +69,7 @@ from dagresume.observe import log
 from dagresume.outcomes import live_result, stored_result, undone_result
 from dagresume.plan import plan
 from dagresume.planner import Decision
-from dagresume.policy import Budget, Limit
+from dagresume.policy import UNSAID, Budget, Limit
 from dagresume.pool import Pool
 from dagresume.processes import is_importing_main
 from dagresume.program import Asked, Program, Wait, inputs_digest, inputs_text, other_code, taken_up
@@ -96,7 +97,7 @@ from dagresume.store import (
     StoreFailed,
     Unit,
 )
-from dagresume.undo import ASKED, Rollback, begun, opening
+from dagresume.undo import ASKED, Rollback, begun, is_undone, opening
 from dagresume.views import RunInfo, past_info, run_info, stored_as, wanted_statuses
 from dagresume.workflow import Workflow
 
@@ -401,12 +402,12 @@ class Engine:
         uncertain, unless that is accepted. An undo that fails (after its node's retries) does not keep the
         others from being tried: then the run stays `rolling_back`, `failures` of the result say why, and
         calling this again, or `resume`, goes on with what is missing. Else it is `rolled_back`: it cannot be
-        resumed. Raises RunLocked if somebody drives the run.
+        resumed; what was kept by `to` can still be undone. Raises RunLocked if somebody drives the run.
         """
         undoing: Rollback | None = None
         while undoing is None:
             loaded = await self._unowned(run_id)
-            if loaded.row.status == RunStatus.ROLLED_BACK:
+            if is_undone(loaded, to):
                 return self._stored_result(loaded)
             undoing = await self._undo(loaded, to, accept_irreversible)
         with self._lent_slot():
@@ -448,7 +449,7 @@ class Engine:
     async def plan_rollback(self, run_id: str, to: str | Callable[..., Any] | None = None) -> UndoPlan:
         """Give what a rollback would undo, in order, and what it cannot; executes and changes nothing."""
         loaded = await self._load(run_id)
-        if loaded.row.status == RunStatus.ROLLED_BACK:
+        if is_undone(loaded, to):
             raise RolledBack(run_id)
         program = self._program_of(loaded)
         self._check_same(loaded, program)
@@ -607,7 +608,7 @@ class Engine:
         run_id: str,
         path: str | Callable[..., Any],
         *,
-        output: Any = None,
+        output: Any = UNSAID,
         failed: str | None = None,
         by: str = "",
     ) -> None:
@@ -615,6 +616,11 @@ class Engine:
 
         Durable when it returns; `resume` goes on with it. NotWaiting if the path is not uncertain.
         """
+        if (output is UNSAID) == (failed is None):
+            raise InputError(
+                f"run {run_id}, {path}: say either output=… (it took effect; None is an output too) or"
+                " failed='why' (it did not)."
+            )
         path = self._path_of(path)
         while True:
             loaded = await self._load(run_id)
@@ -656,6 +662,7 @@ class Engine:
         asked: Asked,
     ) -> Run | Rollback | RunResult:
         self._check_open()
+        _check_key(key, window)
         program = self._program(wf)
         self.register(wf)
         packed = program.pack_inputs(program.graph.check_inputs(inputs))
@@ -1201,6 +1208,13 @@ class Engine:
 
 def _is_same(loaded: Loaded, program: Program) -> bool:
     return loaded.graph == program.definition.graph or identity(loaded.graph) == program.definition.hash
+
+
+def _check_key(key: str | None, window: float | None) -> None:
+    if key is not None and (not isinstance(key, str) or len(key) > 1000):
+        raise InputError(f"key={str(key)[:40]!r}: a text of at most 1,000 characters, or None.")
+    if window is not None and (isinstance(window, bool) or not window >= 0):
+        raise InputError(f"window={window!r}: seconds, 0 or more, or None.")
 
 
 def _store(url: str, synchronous: Literal["full", "normal"], adopt: bool, clock: Clock) -> Store:

@@ -164,7 +164,7 @@ class RunFailed(DagresumeError):
             f"Finished work is kept: mend the cause, then `dagresume resume {run_id}` or"
             f" engine.resume({run_id!r}) runs what is missing."
         )
-        super().__init__(f"run {run_id}: {what}. {advice}")
+        super().__init__(f"run {run_id}: {what.rstrip('.')}. {advice}")
 
 
 class RunCancelled(DagresumeError):
@@ -183,9 +183,12 @@ class RunInterrupted(DagresumeError):
 
     def __init__(self, run_id: str, reason: str, detail: str = "") -> None:
         self.run_id, self.reason = run_id, reason
+        cure = f"`dagresume resume {run_id}` goes on."
+        if reason == "budget":
+            cure = f"raise the budget, engine.resume({run_id!r}, budget=Budget(…)), and it goes on."
         super().__init__(
             f"run {run_id} was interrupted ({reason}){detail and f': {detail}'}. Finished work is kept:"
-            f" `dagresume resume {run_id}` goes on."
+            f" {cure}"
         )
 
 

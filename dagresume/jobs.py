@@ -261,11 +261,13 @@ class Opening(Step):
         self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
     def delivered(self, outcome: Outcome) -> None:
-        self.run.opened(self, outcome)
-        if isinstance(outcome, Committed):
-            self.run.delivered(self, outcome)
-        if not self.outcome.done():
-            self.outcome.set_result(outcome)
+        try:
+            self.run.opened(self, outcome)
+        finally:
+            if isinstance(outcome, Committed):
+                self.run.delivered(self, outcome)
+            if not self.outcome.done():
+                self.outcome.set_result(outcome)
 
 
 class Sealed(Step):

@@ -66,6 +66,19 @@ class Entry(Unit):
         raise NotImplementedError
 
 
+def _tell(entry: Entry, outcome: Outcome) -> None:
+    """Tell a writer what became of its unit. If that goes wrong it is the end of its run, not of the
+    journal.
+    """
+    try:
+        entry.delivered(outcome)
+    except Exception as error:
+        if entry.run is None:
+            raise
+        entry.run.poisoned = True
+        entry.run.not_written(StoreFailed(error), ())
+
+
 class _Awaited(Entry):
     """A unit that somebody awaits."""
 
@@ -204,7 +217,7 @@ class Journal:
             self.waiting -= len(entry.records)
             if entry.run is not None and isinstance(outcome, Refused | StoreFailed):
                 entry.run.poisoned = True
-            entry.delivered(outcome)
+            _tell(entry, outcome)
         self._after_batch()
 
     def _take(self) -> list[Entry]:
@@ -216,7 +229,7 @@ class Journal:
             run = entry.run
             if run is not None and run.poisoned:
                 self.waiting -= len(entry.records)
-                entry.delivered(Refused("poisoned"))
+                _tell(entry, Refused("poisoned"))
                 continue
             if entry.concludes and any(run is other.run for other in batch):
                 queue.appendleft(entry)

@@ -12,7 +12,7 @@ from unicodedata import normalize
 from dagresume import codec
 from dagresume import events as ev
 from dagresume.clock import to_datetime
-from dagresume.errors import AlreadyDecided, NotWaiting
+from dagresume.errors import AlreadyDecided, InputError, NotWaiting
 from dagresume.events import Record, RunStatus, Snapshot, status_of
 from dagresume.planner import resolution, uncertain
 from dagresume.store import Inbox, Loaded, Unit
@@ -22,6 +22,8 @@ __all__ = ["decision", "resolved", "same_decision", "signal"]
 
 def signal(loaded: Loaded, event: str, payload: Any, now: int) -> Unit:
     """Give the letter that something of this name has happened; it is kept for a wait that comes later."""
+    if not isinstance(event, str) or not event:
+        raise InputError(f"the name of a signal is a text, not {event!r}.")
     if RunStatus(loaded.row.status).final:
         raise NotWaiting(loaded.row.run_id, f"event {event!r}", loaded.row.status)
     text = codec.pack(payload)

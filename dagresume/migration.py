@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dagresume import codec
@@ -24,6 +24,7 @@ from dagresume.events import (
     node_record,
 )
 from dagresume.feeds import PASSED
+from dagresume.planner import uncertain
 from dagresume.program import Program
 from dagresume.results import Stored
 from dagresume.workflow import Migration, nearest
@@ -50,7 +51,7 @@ def migrated(program: Program, snapshot: Snapshot, graph: str, migration: Migrat
     _check(program, old, migration)
     was = {node["id"]: node for node in old["nodes"]}
     now_told = {node["id"]: node for node in json.loads(program.definition.graph)["nodes"]}
-    work = _Work(program, snapshot, migration, now)
+    work = _Work(program, snapshot, migration, old["nodes"], now)
     for id_, node in was.items():
         name = migration.rename.get(id_, id_)
         if id_ in migration.drop or name not in now_told:
@@ -93,8 +94,16 @@ def transformed(move: Move, text: str, program: Program) -> Record:
 
 
 class _Work:
-    def __init__(self, program: Program, snapshot: Snapshot, migration: Migration, now: int) -> None:
+    def __init__(
+        self,
+        program: Program,
+        snapshot: Snapshot,
+        migration: Migration,
+        was: Sequence[Told],
+        now: int,
+    ) -> None:
         self.program, self.snapshot, self.migration, self.now = program, snapshot, migration, now
+        self._was = was
         self.gone: set[str] = set()
         self.other_inputs: set[str] = set()
         by_id = program.body.by_id
@@ -102,25 +111,36 @@ class _Work:
         self._fed_anew = {v.id for v in program.body.rules if changed.intersection(v.source_parents)}
 
     def moves(self) -> Iterator[Move]:
-        lost = []
         for path, record in self.snapshot.paths.items():
             node, rest = _first(path)
             if record.kind == WITHDRAWN:
                 continue
+            name = self.migration.rename.get(node, node)
+            if node not in self.migration.drop:
+                self._check_kept(node, name + rest, path, record)
             if node in self.gone:
-                if node not in self.migration.drop and record.kind == COMPLETED:
-                    lost.append(node)
                 yield Move(self._withdrawn(path, record))
                 continue
-            name = self.migration.rename.get(node, node)
             if name != node:
                 yield Move(self._withdrawn(path, record))
             yield from self._moved(node, name, rest, record)
-        if lost:
-            raise DefinitionError(
-                f"migration to version {self.program.graph.version!r}: node {lost[0]!r} is not in it, and has"
-                f" completed: say what it is called now (rename=) or that it is gone (drop=[{lost[0]!r}])."
-            )
+
+    def _check_kept(self, node: str, path: str, before: str, record: Record) -> None:
+        """Refuse to lose, without a word, what a path did or may have done: it would be done again."""
+        inside = "/" in before
+        lost = node in self.gone or (inside and self.program.body.at(path) is None)
+        if not lost or not _did_something(record, _told_at(self._was, before)):
+            return
+        state = "has completed" if record.kind == COMPLETED else "may have taken effect"
+        cure = (
+            f"keep its name, or drop the whole step (drop=[{node!r}]), which then runs from its start."
+            if inside and node not in self.gone
+            else f"say what it is called now (rename=) or that it is gone (drop=[{node!r}])."
+        )
+        raise DefinitionError(
+            f"migration to version {self.program.graph.version!r}:"
+            f" {'path' if inside else 'node'} {before!r} is not in it, and {state}: {cure}"
+        )
 
     def _withdrawn(self, path: str, record: Record) -> Record:
         return node_record(WITHDRAWN, path, record.attempt, self.now, MIGRATED)
@@ -158,6 +178,23 @@ class _Work:
     def _spread_out(self, path: str, record: Record) -> Record:
         count = self.snapshot.counts.get(record.path or "", 0)
         return node_record(STARTED, path, record.attempt, self.now, MIGRATED, count=count)
+
+
+def _told_at(nodes: Sequence[Told], path: str) -> Told:
+    """Give the stored description of the node that a path belongs to."""
+    told: Told = {}
+    for part in path.split("/"):
+        id_ = part.partition("[")[0]
+        told = next((node for node in nodes if node["id"] == id_), {})
+        nodes = (told.get("body") or {}).get("nodes", ())
+    return told
+
+
+def _did_something(record: Record, was: Told) -> bool:
+    """Say whether a path completed, or nobody knows whether its function took effect."""
+    if record.kind == COMPLETED:
+        return True
+    return was.get("function") is not None and uncertain(record, bool(was.get("idempotent")))
 
 
 def _first(path: str) -> tuple[str, str]:

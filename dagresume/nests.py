@@ -18,7 +18,7 @@ from dagresume.events import Record
 from dagresume.jobs import Cells, Driver, Input, Job, Raw, Step
 from dagresume.observe import tell
 from dagresume.planner import ABSENT, Vertex, matches
-from dagresume.policy import NodeFailure, Settled
+from dagresume.policy import NodeFailure, Settled, answer
 from dagresume.results import Stored
 from dagresume.workflow import Loop as LoopNode
 from dagresume.workflow import Source
@@ -366,7 +366,7 @@ class Loop(_Container):
     def _ask(self, text: str, step: Step) -> None:
         """Ask `until` about the state; the answer is stored with the round."""
         try:
-            done = bool(self.what.until(codec.unpack(text, self.vertex.types)))
+            done = answer(self.what.until(codec.unpack(text, self.vertex.types)), "until=")
         except Exception as error:
             self._fails(tell(self.path, self.attempt, error, "until_failed"), step)
             return

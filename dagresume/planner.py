@@ -315,11 +315,13 @@ _WHEN_NOT_COMPLETED: Final[Mapping[str, Verdict]] = {
 
 
 def handled(vertex: Vertex, rules: Sequence[Vertex], state: Mapping[str, Record], prefix: str = "") -> bool:
-    """Say whether a node's failure was dealt with: a child that runs on failures has completed."""
+    """Say whether a node's failure was dealt with: a child that runs on failures has completed, or is to do
+    so once more.
+    """
     return any(
         rules[child].node.trigger == "any_failed"
         and (record := state.get(prefix + rules[child].id)) is not None
-        and record.kind == COMPLETED
+        and (record.kind == COMPLETED or (record.kind, record.reason) == (RESET, AGAIN.reason))
         for child in vertex.children
     )
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Awaitable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum
@@ -17,6 +17,7 @@ from dagresume.errors import DefinitionError
 __all__ = [
     "NOT_DONE",
     "TRIGGERS",
+    "UNSAID",
     "Budget",
     "ItemFailure",
     "Limit",
@@ -27,6 +28,7 @@ __all__ = [
     "Settled",
     "Trigger",
     "Value",
+    "answer",
     "asked_to_wait",
     "join",
     "tolerated",
@@ -225,6 +227,18 @@ class _NotDone:
 
 NOT_DONE: Final = _NotDone()
 """What `reconcile=` returns to say that the uncertain attempt had no effect: the node runs again."""
+UNSAID: Final[Any] = object()  # an argument that was left out, where None says something
+
+
+def answer(found: object, asked: str) -> bool:
+    """Give what a condition said. A coroutine would be a yes whatever it says."""
+    if isinstance(found, Coroutine):
+        found.close()
+    if isinstance(found, Awaitable):
+        raise DefinitionError(
+            f"{asked} gave something to await: it takes a plain function, not an async one."
+        )
+    return bool(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ from dagresume.store import (
 )
 from dagresume.workflow import is_async
 
-__all__ = ["ASKED", "Rollback", "UndoContext", "begun", "opening"]
+__all__ = ["ASKED", "Rollback", "UndoContext", "begun", "is_undone", "opening"]
 
 ASKED: Final = "asked"
 """Reason of a rollback that a person began; else it is why the run failed."""
@@ -79,6 +79,13 @@ def opening(body: Body, loaded: Loaded, to: str | None, accept: bool, now: int) 
     if (plan.irreversible or plan.uncertain) and not accept:
         raise Irreversible(loaded.row.run_id, plan.irreversible, plan.uncertain)
     return ev.run_record(ev.RUN_ROLLING_BACK, now, ASKED, **({} if to is None else {"to": to}))
+
+
+def is_undone(loaded: Loaded, to: object) -> bool:
+    """Say whether a run was rolled back, and that as far as is asked now."""
+    before = begun(loaded.records)
+    kept = None if before is None else before.facts.get("to")
+    return loaded.row.status == RunStatus.ROLLED_BACK and kept in {None, to}
 
 
 class UndoContext(Context):

@@ -215,10 +215,8 @@ class Workflow:
         self._nodes: dict[str, Node] = {}
         self._graph: Graph | None = None
         self.migrations: dict[str, Migration] = {}
-        if on_failure not in {None, "rollback"}:
-            raise DefinitionError(
-                f"workflow {name!r}: on_failure={on_failure!r} is neither None nor 'rollback'."
-            )
+        if (problem := _workflow_problem(self)) is not None:
+            raise DefinitionError(f"workflow {name!r}: {problem}")
 
     def __repr__(self) -> str:
         return f"Workflow({self.name!r}, version={self.version!r}, nodes={len(self._nodes)})"
@@ -671,9 +669,19 @@ def _problem(node: Node) -> str | None:
             f"tolerate={tolerate!r}: a count (int) or a share (float, more than 0 and at most 1).",
         ),
         (
-            timeout is not None and (isinstance(timeout, bool) or not timeout > 0),
+            timeout is not None and not _is_seconds(timeout),
             f"timeout={timeout!r}: seconds, more than 0.",
         ),
+        (
+            isinstance(node.what, Approval | WaitFor) and timeout is not None and timeout > _LONGEST_WAIT,
+            f"timeout={timeout!r}: leave it out to wait without an end.",
+        ),
+        (
+            not isinstance(node.idempotent, bool | None),
+            f"idempotent={node.idempotent!r} is neither True, False nor None (the workflow's word).",
+        ),
+        (not isinstance(node.retry, Retry | None), f"retry={node.retry!r}: write Retry(attempts=…)."),
+        (not isinstance(node.version, str), f"version={node.version!r}: a string."),
         (
             node.executor not in {None, "loop", "thread", "process", "dask", "ray"},
             f"executor={node.executor!r} is none of loop, thread, process, dask, ray.",
@@ -696,11 +704,43 @@ def _problem(node: Node) -> str | None:
             "checkpoint=False is not for loops: their rounds are what a resume goes on from.",
         ),
         (
-            isinstance(node.what, Loop) and not callable(node.what.until),
-            "until= takes a function of the state.",
+            isinstance(node.what, Loop) and (not callable(node.what.until) or is_async(node.what.until)),
+            "until= takes a plain function of the state.",
         ),
     )
     return next((message for wrong, message in checks if wrong), None)
+
+
+_LONGEST_WAIT = 1e10  # seconds, some 300 years: its end is a time that can be stored
+
+
+def _workflow_problem(wf: Workflow) -> str | None:
+    """Give what is wrong with a workflow's options by themselves; None if nothing is."""
+    checks = (
+        (
+            wf.on_failure not in {None, "rollback"},
+            f"on_failure={wf.on_failure!r} is neither None nor 'rollback'.",
+        ),
+        (
+            not isinstance(wf.idempotent, bool | None),
+            f"idempotent={wf.idempotent!r} is neither True, False nor None.",
+        ),
+        (
+            wf.timeout is not None and not _is_seconds(wf.timeout),
+            f"timeout={wf.timeout!r}: seconds, more than 0.",
+        ),
+        (not isinstance(wf.retry, Retry | None), f"retry={wf.retry!r}: write Retry(attempts=…)."),
+        (not isinstance(wf.budget, Budget | None), f"budget={wf.budget!r}: write Budget(tokens=…, cost=…)."),
+        (
+            not isinstance(wf.recovery, Recovery),
+            f"recovery={wf.recovery!r}: write Recovery(auto_resume=True).",
+        ),
+    )
+    return next((message for wrong, message in checks if wrong), None)
+
+
+def _is_seconds(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
 def _whole(value: object) -> bool:

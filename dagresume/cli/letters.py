@@ -113,7 +113,10 @@ def resolve_(
     value, who = None if output is None else _json("--output", output), _who(by)
 
     async def tell(engine: Engine, run_id: str) -> None:
-        await engine.resolve(run_id, path, output=value, failed=failed, by=who)
+        if failed is None:
+            await engine.resolve(run_id, path, output=value, by=who)
+        else:
+            await engine.resolve(run_id, path, failed=failed, by=who)
 
     info = _told(run, db, tell)
     what = "it failed" if failed is not None else "it took effect"

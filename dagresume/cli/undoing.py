@@ -30,7 +30,7 @@ from dagresume.cli.screen import clean, print_json, rows, say
 from dagresume.cli.summary import as_failure, print_failures, print_next, status_line
 from dagresume.cli.targets import apps, workflows
 from dagresume.engine import Engine
-from dagresume.errors import Irreversible
+from dagresume.errors import Irreversible, RolledBack
 from dagresume.events import UNDO_FAILED_REASON, NodeStatus, RunStatus
 from dagresume.results import RunResult
 from dagresume.reverse import UndoPlan
@@ -48,10 +48,7 @@ class _Look(NamedTuple):
 
     info: RunInfo
     plan: UndoPlan
-
-    @property
-    def done(self) -> bool:
-        return self.info.status is RunStatus.ROLLED_BACK
+    done: bool = False  # it was rolled back before, as far as is asked now
 
     @property
     def goes_on(self) -> bool:
@@ -103,9 +100,10 @@ async def _look(db: str, known: Sequence[Workflow], run: str, to: str | None) ->
     async with opened(db, known) as engine:
         run_id = await resolve(engine, run, db)
         info = await engine.get(run_id)
-        if info.status is RunStatus.ROLLED_BACK:
-            return _Look(info, UndoPlan())
-        return _Look(info, await engine.plan_rollback(run_id, to))
+        try:
+            return _Look(info, await engine.plan_rollback(run_id, to))
+        except RolledBack:
+            return _Look(info, UndoPlan(), done=True)
 
 
 def _print_plan(plan: UndoPlan) -> None:

@@ -1,5 +1,6 @@
 """`dagresume rollback`: it shows, it asks, it undoes; and what the other commands say of such a run."""
 
+import contextlib
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -95,7 +96,7 @@ def test_what_the_other_commands_say_of_it(failed: str, cli: Cli) -> None:
         assert (done.code, "was rolled back" in done.error) == (4, True)
     again = cli("rollback", failed, *APP)
     assert (again.code, "nothing was changed" in again.out) == (0, True)
-    with sqlite3.connect("dagresume.db") as conn:
+    with contextlib.closing(sqlite3.connect("dagresume.db")) as conn, conn:
         words = dict(conn.execute("SELECT node_id, node_status FROM workflow_checkpoints"))
     assert (words["book"], words["fail"]) == ("skipped", "failed")
 
@@ -105,7 +106,10 @@ def test_only_what_is_below_a_path(failed: str, cli: Cli, effects: Callable[[], 
     assert done.json["undone"] == ["invite[1]", "invite[0]"]
     assert (done.code, done.json["status"]) == (0, "rolled_back")
     assert len(effects()) == 2
-    assert cli("rollback", failed, "--to", "nowhere", *APP).code == 0, "it is rolled back already"
+    assert cli("rollback", failed, "--to", "book", *APP).code == 0, "it is rolled back already"
+    assert cli("rollback", failed, "--to", "nowhere", *APP).code == 2
+    rest = cli("rollback", failed, "--yes", "--json", *APP)
+    assert (rest.code, rest.json["undone"]) == (0, ["book"])
 
 
 def test_a_path_that_is_not_there(failed: str, cli: Cli) -> None:

@@ -19,6 +19,8 @@ from dagresume import (
     UncertainNode,
     Workflow,
 )
+from dagresume.clock import SystemClock
+from dagresume.errors import InputError
 from dagresume.events import Record
 from dagresume.store import Outcome, Store, StoreFailed, Unit
 from tests.engine.kit import Calls, FaultyStore, Home, Spoil, listing
@@ -353,3 +355,37 @@ async def test_what_is_queued_behind_a_lost_unit_is_not_written(home: Home, call
     assert next(iter(caught.value.failures)) == "x"
     assert (await home.statuses(caught.value.run_id))["y"] != "completed"
     assert not calls
+
+
+class Fussy(SystemClock):
+    """A clock that does not take every time."""
+
+    def call_later(  # type: ignore[override]  # static there
+        self, seconds: float, call: Callable[..., object], *args: Any
+    ) -> Any:
+        if seconds == 4321:
+            raise OverflowError("too long for this clock")
+        return super().call_later(seconds, call, *args)
+
+
+async def test_an_error_while_a_commit_is_told_of_ends_that_run_alone(home: Home) -> None:
+    """Whatever goes wrong between a commit and what it unlocks: the run says so, the engine goes on."""
+    odd, sound = Workflow("odd", timeout=4321, idempotent=True), Workflow("sound", idempotent=True)
+
+    @odd.node
+    @sound.node
+    async def a() -> int:
+        return 1
+
+    async with home.engine(clock=Fussy()) as engine:
+        with pytest.raises(OverflowError, match="too long"):
+            await asyncio.wait_for(engine.run(odd), 5)
+        assert (await asyncio.wait_for(engine.run(sound), 5))["a"] == 1
+
+
+@pytest.mark.parametrize(("key", "window"), [(3, None), ("k" * 1001, None), ("k", -1), ("k", True)])
+async def test_a_key_that_is_none(home: Home, key: Any, window: Any) -> None:
+    wf = Workflow("w")
+    async with home.engine(wf) as engine:
+        with pytest.raises(InputError, match=r"key=|window="):
+            await engine.run(wf, key=key, window=window)

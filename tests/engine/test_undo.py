@@ -1070,3 +1070,32 @@ async def test_a_thread_that_outlives_its_timeout_is_not_called_twice_at_once(ho
     result = await rollback(home, wf, run_id)
     gate.set()
     assert (result.status, len(began)) == ("rolling_back", 1)
+
+
+async def test_what_a_rollback_kept_can_be_undone_later(home: Home) -> None:
+    """R16: asked again for more, it said `rolled_back` and did nothing."""
+    undone: list[str] = []
+
+    async def undo(output: int, ctx: Context) -> None:
+        undone.append(ctx.path)
+
+    wf = Workflow("w")
+    for id_, above in (("a", []), ("b", ["a"]), ("c", ["b"]), ("d", ["c"])):
+
+        async def body() -> int:
+            return 1
+
+        wf.node(id=id_, depends_on=above, compensate=undo)(body)
+
+    async with home.engine() as engine:
+        run_id = (await engine.run(wf)).run_id
+        assert (await engine.rollback(run_id, to="c")).status == "rolled_back"
+        assert undone == ["d"]
+        assert (await engine.plan_rollback(run_id, to="a")).paths == ("c", "b")
+        await engine.rollback(run_id, to="a")
+        assert undone == ["d", "c", "b"]
+        await engine.rollback(run_id)
+        assert undone == ["d", "c", "b", "a"]
+        await engine.rollback(run_id)
+        assert undone == ["d", "c", "b", "a"]
+        assert {str(node.status) for node in (await engine.get(run_id)).nodes.values()} == {"compensated"}

@@ -278,6 +278,66 @@ async def test_what_is_inside_a_node_moves_with_it(home: Home, calls: Calls) -> 
     assert (ended["new"], ended["new_loop"]) == ([1, 2], 2)
 
 
+async def test_a_migration_does_not_lose_what_is_inside_a_step(home: Home, calls: Calls) -> None:
+    """C3: an inner node that is called otherwise would be paid a second time."""
+
+    def flow(version: str, name: str, drop: tuple[str, ...] = ()) -> Workflow:
+        inner = Workflow("inner")
+
+        async def body(x: int) -> int:
+            calls.began("pay")
+            return x
+
+        inner.node(id=name)(body)
+        inner.approval("ok", depends_on=name, prompt="?")
+        wf = Workflow("w", version=version)
+        wf.subworkflow("sub", inner, args={"x": "x"})
+        if version != "1":
+            wf.migrate("1", drop=drop)
+        return wf
+
+    run_id = (await home.run(flow("1", "pay"), {"x": 1})).run_id
+    with pytest.raises(
+        DefinitionError, match=r"path 'sub/pay' is not in it, and has completed: keep its name"
+    ):
+        await home.resume(flow("2", "charge"), run_id)
+    assert calls["pay"] == 1
+    result = await home.resume(flow("2", "charge", ("sub",)), run_id)
+    assert (calls["pay"], result.status) == (2, RunStatus.WAITING)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+async def test_a_migration_does_not_lose_that_a_node_is_uncertain(
+    home: Home, calls: Calls, inside: bool
+) -> None:
+    """C6: a node that may have taken effect is not begun again under another name."""
+    began = asyncio.Event()
+
+    def flow(version: str, name: str) -> Workflow:
+        async def body() -> int:
+            calls.began("pay")
+            began.set()
+            await asyncio.sleep(30)
+            return 1
+
+        wf = inner = Workflow("w", version=version)
+        if inside:
+            inner = Workflow("inner")
+        inner.node(id=name)(body)
+        if inside:
+            wf.subworkflow("sub", inner)
+        if version != "1":
+            wf.migrate("1")
+        return wf
+
+    async with home.engine(grace_seconds=0.0) as engine:
+        handle = await engine.start(flow("1", "pay"))
+        await began.wait()
+    with pytest.raises(DefinitionError, match="pay' is not in it, and may have taken effect"):
+        await home.resume(flow("2", "charge"), handle.run_id)
+    assert calls["pay"] == 1
+
+
 # -- other code, the same definition (B8) ---------------------------------------------------------------
 
 
