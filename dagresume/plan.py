@@ -219,7 +219,37 @@ class _Foresight:
             return self._loop(vertex, path, prior, fingerprint)
         if found is NEW and vertex.body is not None:
             return self._nest(vertex, path, prior, fingerprint)
-        return self._ends(vertex, path, found, prior, fingerprint), [decision_of(path, found, prior)]
+        inside = self._as_it_is(vertex, path) if found is UNCHANGED else ()
+        return self._ends(vertex, path, found, prior, fingerprint), [decision_of(path, found, prior), *inside]
+
+    def _as_it_is(self, vertex: Vertex, path: str) -> Iterator[Decision]:
+        """Give the decisions inside a node that is left as it is: each of its paths is."""
+        if vertex.is_loop and not self.items:
+            return
+        known = range(self._known(vertex, path)) if vertex.is_loop else ()
+        instances = [f"{path}[{n}]" for n in known] if vertex.is_loop else [path]
+        for instance in instances:
+            if vertex.is_loop:
+                yield from self._left_alone(instance)
+            yield from self._inside_as_it_is(vertex, instance)
+
+    def _inside_as_it_is(self, vertex: Vertex, path: str) -> Iterator[Decision]:
+        for inner in vertex.body.rules if vertex.body is not None else ():
+            below = f"{path}/{inner.id}"
+            yield from self._left_alone(below)
+            if inner.is_map and self.items:
+                for k in range(self.snapshot.counts.get(below, 0)):
+                    yield from self._left_alone(f"{below}[{k}]")
+                    yield from self._inside_as_it_is(inner, f"{below}[{k}]")
+            elif not inner.is_map:
+                yield from self._as_it_is(inner, below)
+
+    def _left_alone(self, path: str) -> Iterator[Decision]:
+        record = self.snapshot.paths.get(path)
+        if record is not None and record.kind == ev.COMPLETED:
+            yield decision_of(path, UNCHANGED, record)
+        elif record is not None and record.kind == ev.SKIPPED:
+            yield decision_of(path, Verdict(Action.SKIP, record.reason or "trigger"), None)
 
     def _verdict(self, vertex: Vertex, path: str, prior: Record | None, fingerprint: bytes | None) -> Verdict:
         """Give what is done with a path that a function runs at, a person's word about it included."""
@@ -437,7 +467,10 @@ class _Foresight:
             if own.action == Action.REUSE and verdict.action not in {Action.REUSE, Action.SKIP}:
                 verdict = _TOLERATED
             yield decision_of(item, verdict, record)
-            if vertex.body is None or Action.REUSE in {own.action, verdict.action}:
+            if vertex.body is None:
+                continue
+            if Action.REUSE in {own.action, verdict.action}:
+                yield from self._inside_as_it_is(vertex, item)
                 continue
             if verdict.action is Action.CHECK or verdict is _NO_ROOM:
                 yield from self._inside_checks(vertex, item, Verdict(Action.CHECK, verdict.reason))
