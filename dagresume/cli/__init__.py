@@ -142,6 +142,16 @@ def main() -> None:
         if end.code == INTERRUPTED:
             threading.Thread(target=_leave, daemon=True).start()
         raise
+    finally:
+        _flush()
+
+
+def _flush() -> None:
+    """Write what is still to be printed; that the reader has left is no error."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _leave() -> NoReturn:
