@@ -69,7 +69,7 @@ class Feed:
         if vertex.body is not None:
             self.run.wide.append(self)
         self.inside = vertex.body is not None  # its items are graphs: they take no slots themselves
-        self.gate = None if vertex.node.when is not None else self.run.gates[vertex]
+        self.gate = None if vertex.node.when is not None else self.run.gate_of(vertex)
         self.attempt = self.run.next_attempt(self.path)
         self.cap = vertex.node.concurrency or (self.run.services.pool.size if self.inside else 1 << 60)
         self.count = self.left = len(lists[0])

@@ -99,7 +99,7 @@ class Driver(Protocol):
     workflow: str
     services: Services
     snapshot: Snapshot
-    gates: dict[Vertex, Gate | None]
+    todo: deque[tuple[Any, ...]]
     failures: dict[str, NodeFailure]
     inner: dict[str, Any]
     uncertain: list[str]
@@ -114,6 +114,7 @@ class Driver(Protocol):
     waiting: int
 
     def now(self) -> int: ...
+    def gate_of(self, vertex: Vertex) -> Gate | None: ...
     def later(self, *what: Any) -> None: ...
     def advance(self, step: Step) -> None: ...
     def next_attempt(self, path: str) -> int: ...

@@ -328,7 +328,7 @@ class Loop(_Container):
                 step
             )
             return
-        gate = self.run.gates[self.vertex]
+        gate = self.run.gate_of(self.vertex)
         job = Job(self.run, self.scope, self.vertex, path, fingerprint, gate, self, self.next, cells)
         self.run.adopt_history(job)
         self.live += 1

@@ -86,7 +86,8 @@ class Vertex:
     `salt` starts the fingerprint: the node's `version=` and the names of its parameters. `types` are the
     classes its output may hold. `received` says where each thing it receives comes from (of a map: the whole
     lists), `chained` are the parents whose items it takes one by one (the parent is a map itself).
-    `only_parents`: it receives the outputs of these, in order, and nothing else.
+    `only_parents`: it receives the outputs of these, in order, and nothing else. `is_plain`: a function that
+    runs once, whatever it receives.
     """
 
     index: int
@@ -105,6 +106,7 @@ class Vertex:
     value_parents: tuple[int, ...]
     source_parents: tuple[int, ...]
     only_parents: tuple[int, ...] | None
+    is_plain: bool = False
     chained: frozenset[int] = frozenset()
 
     @property
@@ -230,6 +232,7 @@ def _vertex(
         if node.for_each
         else frozenset(),
         only_parents=_only_parents(graph, i),
+        is_plain=node.what is None and node.when is None and not node.for_each,
         value_parents=tuple({b.source.place: None for b in fed if b.source.kind == "parent"}),
         source_parents=tuple(
             {s.place: None for s in (*graph.sources[i], *(b.source for b in fed)) if s.kind == "parent"}

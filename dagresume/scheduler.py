@@ -42,7 +42,7 @@ from dagresume.notes import Notes
 from dagresume.observe import log, tell
 from dagresume.planner import NOT_STORABLE, RECONCILE, Body, Vertex, decide
 from dagresume.policy import NOT_DONE, Budget, NodeFailure, Settled, asked_to_wait
-from dagresume.pool import Pool
+from dagresume.pool import Gate, Pool
 from dagresume.results import Stored
 from dagresume.scopes import Scope
 from dagresume.steady import to_its_end
@@ -127,14 +127,17 @@ class Run:
         self._last_call: asyncio.TimerHandle | None = None  # leaves bodies behind
         self._timers: dict[Job, Timer] = {}
         self._background: set[asyncio.Task[None]] = set()
-        self._todo: deque[tuple[Any, ...]] = deque()
+        self.todo: deque[tuple[Any, ...]] = deque()
         self._budget, self._on_failure, self._patience = budget, on_failure, patience
         self.used = dict(snapshot.used)
         self.desk = Waits(self)
         self.notes = Notes(self)
-        every = [(vertex, vertex.node) for vertex in body.every()]
-        self.gates = {vertex: services.pool.gate(node.limit, vertex.id) for vertex, node in every}
-        self._executors = {v: services.executor(_executor_of(v)) for v, node in every if node.fn is not None}
+        self._gates: dict[Vertex, Gate | None] = {}
+        for vertex in body.every():
+            if vertex.node.limit is not None:
+                self._gates[vertex] = services.pool.gate(vertex.node.limit, vertex.id)
+            if vertex.node.executor is not None:
+                services.executor(vertex.node.executor)  # one that is not installed is said now
         self.root = Scope(
             self, body, {n: Input(*i, body.input_types.get(n, codec.EMPTY)) for n, i in inputs.items()}
         )
@@ -143,13 +146,17 @@ class Run:
         """Give the wall clock in microseconds UTC."""
         return self.services.clock.now()
 
+    def gate_of(self, vertex: Vertex) -> Gate | None:
+        """Give the limit a vertex names, if it names one."""
+        return self._gates.get(vertex) if self._gates else None
+
     def later(self, *what: Any) -> None:
         """Note what `advance` is to do: a method and its arguments, without the step."""
-        self._todo.append(what)
+        self.todo.append(what)
 
     def advance(self, step: Step) -> None:
         """Decide what is ready, and what that makes ready: one after the other, however deep the graph."""
-        todo = self._todo
+        todo = self.todo
         while todo:
             act, *what = todo.popleft()
             act(*what, step)
@@ -430,7 +437,7 @@ class Run:
             self.executed.append(job.path)
         if not (job.awaits_record or vertex.pure):
             self.services.journal.later(job)
-        executor, timeout = self._executors[vertex], vertex.node.timeout
+        executor, timeout = self.services.executor(_executor_of(vertex)), vertex.node.timeout
         return await (executor.run(call) if timeout is None else self._timed(job, call, executor, timeout))
 
     async def _timed(self, job: Job, call: Call, executor: Executor, limit: float) -> Any:
@@ -646,7 +653,7 @@ class Run:
         step = Step(self, [record])
         self._release(job, keeps_place=True)
         again = job.next(job.attempt)
-        again.gate = self.gates[job.vertex]
+        again.gate = self.gate_of(job.vertex)
         step.opens.append(again)
         self.hand_over(step)
 

@@ -69,7 +69,7 @@ class Scope:
         self.open = len(rules)
         for vertex in rules:
             if not vertex.parents:
-                run.later(self._decide, vertex)
+                run.todo.append((self._decide, vertex))
         if not rules and nest is not None:
             run.later(nest.ended)
 
@@ -87,7 +87,7 @@ class Scope:
             if how:
                 self.bad.setdefault(child, [0, 0, 0, 0])[how] += 1
             if not left[child]:
-                self.run.later(self._decide, self.rules[child])
+                self.run.todo.append((self._decide, self.rules[child]))
             elif self.rules[child].chained:
                 self.run.later(self._try_streaming, self.rules[child])
         if not self.open and self._nest is not None:
@@ -361,11 +361,13 @@ class Scope:
     ) -> None:
         """Make a vertex ready. `asked`: its `when=` has said yes."""
         i = vertex.index
-        unmade = {p for p in vertex.source_parents if self.out[p] is UNMADE}
+        unmade = {p for p in vertex.source_parents if self.out[p] is UNMADE} if vertex.source_parents else ()
         if unmade:
             self.lacking[i] = len(unmade)
             for parent in unmade:
                 self.run.later(self._remake, parent, i)
+        elif vertex.is_plain:
+            step.opens.append(self._job(vertex, fingerprint, self.run.gate_of(vertex)))
         elif vertex.is_loop and self._begins_with_stored(vertex):
             self.run.background(self._loop_later(vertex, fingerprint, prior, asked))
         elif vertex.is_map:
@@ -380,7 +382,7 @@ class Scope:
         elif vertex.body is not None:
             Nest(self, vertex, self.path(vertex), fingerprint, [], []).start(step)
         else:
-            step.opens.append(self._job(vertex, fingerprint, self.run.gates[vertex]))
+            step.opens.append(self._job(vertex, fingerprint, self.run.gate_of(vertex)))
 
     def _begins_with_stored(self, vertex: Vertex) -> bool:
         """Say whether a loop begins with the items of a map that have to be read first."""
@@ -431,7 +433,7 @@ class Scope:
             feed.enter(k, step)
         elif feed is not None:
             again = job.next(job.attempt)
-            again.gate, again.reconcile = self.run.gates[vertex], False
+            again.gate, again.reconcile = self.run.gate_of(vertex), False
             step.opens.append(again)
         else:
             self._run(vertex, job.fingerprint, step, asked=True)
