@@ -8,7 +8,6 @@ reused.
 from __future__ import annotations
 
 import json
-from collections.abc import Coroutine
 from typing import Any, Final
 
 from dagresume import codec
@@ -23,12 +22,12 @@ from dagresume.results import Stored
 from dagresume.workflow import Loop as LoopNode
 from dagresume.workflow import Source
 
-__all__ = ["Loop", "Nest", "refer"]
+__all__ = ["Loop", "Nest", "whole"]
 
 _NULL: Final = "null"
 
 
-def refer(cell: str | Stored) -> tuple[dict[str, Any] | None, str | None]:
+def _refer(cell: str | Stored) -> tuple[dict[str, Any] | None, str | None]:
     """Give the facts and the output of a record whose output is this one, which may lie elsewhere."""
     if isinstance(cell, str):
         return None, cell
@@ -57,7 +56,7 @@ class _Container:
 
     def completed(self, cell: str | Stored, digest: bytes, step: Step) -> None:
         """Note that it completed, and with what."""
-        facts, output = refer(cell)
+        facts, output = _refer(cell)
         took = max(0, round((self.run.services.clock.monotonic() - self.began) * 1e6))
         size = None if output is None else len(output)
         told = None if facts is None else json.dumps(facts)
@@ -66,9 +65,6 @@ class _Container:
             Record(*head, now, self.path, None, self.fingerprint, digest, size, took, told, output)
         )
         step.concludes = True
-
-    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        self.run.background(work)
 
     async def loaded(self, cell: str | Stored) -> str:
         """Give a packed output, read if it lies in the store."""
@@ -103,7 +99,7 @@ class Nest(_Container):
         """Enter it: what is ready inside becomes ready with this step."""
         step.records.append(self.record(ev.STARTED))
         if self.scope.lacks(self.vertex, self._cells):
-            self.in_background(self._enter_later())
+            self.run.background(self._enter_later())
         else:
             self._enter(step)
 
@@ -193,7 +189,7 @@ class Nest(_Container):
         elif len(places) == 1 and isinstance(outs[places[0]], Stored):
             self._tell_completed(outs[places[0]], inner.digests[places[0]], None, step)
         else:
-            self.in_background(self._give_later(outs))
+            self.run.background(self._give_later(outs))
 
     def _is_big(self, outs: dict[int, Any]) -> bool:
         limit = self.run.services.spill_bytes
@@ -311,7 +307,7 @@ class Loop(_Container):
             self.cell, self.digest = Stored.of(prior), prior.digest or bytes(16)
             done = prior.facts.get("done") if prior.data is not None else None
             if done is None:  # it was never asked: the process died between the round and the answer
-                self.in_background(self._ask_later(prior))
+                self.run.background(self._ask_later(prior))
                 return
             self.next += 1
             if done:
@@ -345,7 +341,7 @@ class Loop(_Container):
         self.cell, self.digest = cell, digest
         text = cell if isinstance(cell, str) else text
         if text is None:
-            self.in_background(self._ask_later(None))
+            self.run.background(self._ask_later(None))
         else:
             self._ask(text, step)
 

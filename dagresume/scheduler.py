@@ -765,12 +765,6 @@ class Run:
         """Let a path wait for a person, a signal or time."""
         self.desk.begin(scope, vertex, path, prior, step, **what)
 
-    def may_change(self, vertex: Vertex, path: str) -> bool:
-        """Say whether a person allowed this path to run again if its input changes, although it is not
-        idempotent.
-        """
-        return self.snapshot.permits(path)
-
     def forgive(self, path: str) -> None:
         """A failure there was dealt with: it is none of the run."""
         for found in [p for p in self.failures if p == path or p.startswith((path + "[", path + "/"))]:

@@ -250,7 +250,7 @@ class Scope:
         if self._stays_failed(prior) and not uncertain(prior, vertex.idempotent):
             self.put_failed(vertex, failure_of(prior), step, feed, k)
             return False
-        idempotent = vertex.idempotent or vertex.body is not None or run.may_change(vertex, path)
+        idempotent = vertex.idempotent or vertex.body is not None or run.snapshot.permits(path)
         if (
             uncertain(prior, vertex.idempotent)
             and (word := resolution(path, prior, run.snapshot)) is not None
