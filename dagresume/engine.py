@@ -583,14 +583,22 @@ class Engine:
         return self._stored_result(loaded)
 
     async def events(
-        self, run_id: str | None = None, *, after: int = 0, follow: bool = False
+        self,
+        run_id: str | None = None,
+        *,
+        after: int = 0,
+        follow: bool = False,
+        kinds: Sequence[str] | None = None,
     ) -> AsyncIterator[Event]:
-        """Give the events of a run, or of all, in order; with `follow` go on with those to come."""
+        """Give the events of a run, or of all, in order; with `follow` go on with those to come.
+
+        `kinds`: only these, such as "execution.auto_resume.skipped".
+        """
         self._check_open()
         if run_id is not None:
             await self._load(run_id)
         while True:
-            page = await self._store.tail(after, run_id=run_id)
+            page = await self._store.tail(after, run_id=run_id, kinds=kinds)
             for of, record in page:
                 after = record.seq or after
                 yield Event.of(of, record)

@@ -150,6 +150,8 @@ _RUN_STATUS: Final[Mapping[str, RunStatus]] = {
     RUN_ROLLING_BACK: RunStatus.ROLLING_BACK,
     RUN_ROLLED_BACK: RunStatus.ROLLED_BACK,
 }
+AUDITED: Final = (*_RUN_STATUS, *LETTERS, AUTO_RESUME, AUTO_RESUME_SKIPPED)
+"""What was decided about runs, by people and by the engine."""
 MOVED: Final = (
     "moved"  # reason: an item stands at another place of its list now; its output stays where it was
 )

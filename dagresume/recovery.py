@@ -444,10 +444,10 @@ def _skipped(row: RunRow, judgement: Judgement, attempt: int = 0) -> RecoveryOut
 
 
 def _is_said(records: Sequence[Record], reason: str) -> bool:
-    """Say whether this very decision is the last that was written down since the run stopped, or began."""
+    """Say whether this very decision was written down since the run stopped, or began."""
     for record in reversed(records):
-        if record.kind == AUTO_RESUME_SKIPPED:
-            return record.reason == reason
+        if (record.kind, record.reason) == (AUTO_RESUME_SKIPPED, reason):
+            return True
         if record.path is None and status_set_by(record) is not None:
             return False
     return False
