@@ -24,6 +24,7 @@ from dagresume.clock import Clock, SystemClock, to_datetime
 from dagresume.definition import describe, differences
 from dagresume.errors import (
     AlreadyRunning,
+    BudgetExceeded,
     CheckpointLost,
     DagresumeError,
     DefinitionError,
@@ -1416,6 +1417,8 @@ def _raise_if_bad(result: RunResult) -> None:
         raise error from cause
     if result.status is RunStatus.CANCELLED:
         raise RunCancelled(result.run_id, "")
+    if result.status is RunStatus.INTERRUPTED and result.reason == "budget":
+        raise BudgetExceeded(result.run_id)
     if result.status is RunStatus.INTERRUPTED:
         raise RunInterrupted(result.run_id, result.reason or "interrupted")
 

@@ -12,6 +12,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from dagresume.clock import Clock
@@ -23,12 +24,9 @@ __all__ = ["Lease"]
 
 LOOK: Final = 0.5  # seconds between two looks whether the engine's thread is still there
 
-
-def _elapsed() -> float:
-    """Give seconds that go on while the machine sleeps, where the system counts them."""
-    if hasattr(time, "CLOCK_BOOTTIME"):
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-    return time.monotonic()
+_elapsed: Callable[[], float] = time.monotonic
+if hasattr(time, "CLOCK_BOOTTIME"):  # goes on while the machine sleeps
+    _elapsed = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
 
 
 class Lease:

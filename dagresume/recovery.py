@@ -15,7 +15,16 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 from dagresume.clock import Clock
 from dagresume.codehash import UNKNOWN
 from dagresume.definition import differences
-from dagresume.errors import DagresumeError, OwnershipError, StoreError
+from dagresume.errors import (
+    AttemptsExhausted,
+    BudgetExceeded,
+    DagresumeError,
+    OwnershipError,
+    StoreError,
+    UncertainNode,
+    VersionMismatch,
+    WorkflowNotRegistered,
+)
 from dagresume.events import (
     AUTO_RESUME_SKIPPED,
     HELD,
@@ -97,12 +106,8 @@ def judge(loaded: Loaded, snapshot: Snapshot, code: Code | None) -> Judgement:
     """Decide about a run that stopped without an end and that nobody drives."""
     row = loaded.row
     if code is None:
-        return Judgement(
-            False,
-            "not_registered",
-            f"workflow {row.workflow!r} version {row.version!r} is not known to this engine: register it,"
-            " Engine(…, workflows=[wf])",
-        )
+        unknown = WorkflowNotRegistered(row.run_id, row.workflow, row.version)
+        return Judgement(False, "not_registered", str(unknown))
     for rule in _RULES:
         found = rule(loaded, snapshot, code)
         if found is not None:
@@ -131,8 +136,7 @@ def _stopped_for_a_reason(loaded: Loaded, snapshot: Snapshot, code: Code) -> Jud
     if why is None:
         return None
     if loaded.row.reason == "budget":
-        message = f"{why}: engine.resume({loaded.row.run_id!r}, budget=Budget(…)) goes on with it"
-        return Judgement(False, "budget", message)
+        return Judgement(False, "budget", str(BudgetExceeded(loaded.row.run_id)))
     return _no(loaded, loaded.row.reason or "", why)
 
 
@@ -170,9 +174,9 @@ def _other_definition(loaded: Loaded, snapshot: Snapshot, code: Code) -> Judgeme
     """R26: the definition, or the code of a node."""
     graph, codes = code.program.definition.graph, code.program.codes
     if not code.program.is_of(loaded.graph):
-        found = "; ".join(differences(loaded.graph, graph))
-        told = f"its definition changed since it started: {found}"
-        return _no(loaded, "definition_changed", told, option=" --force")
+        row = loaded.row
+        other = VersionMismatch(row.run_id, row.workflow, differences(loaded.graph, graph))
+        return Judgement(False, "definition_changed", str(other))
     if UNKNOWN in codes.values():
         changed = _nodes(code, {node for node, value in codes.items() if value == UNKNOWN})
         return _no(loaded, "code_unknown", f"nobody can tell whether the code of {changed} is the same")
@@ -194,27 +198,20 @@ def _nodes(code: Code, found: set[str]) -> str:
 def _exhausted(loaded: Loaded, snapshot: Snapshot, code: Code) -> Judgement | None:
     if snapshot.auto_resumes < code.recovery.max_attempts:
         return None
-    told = f"it was resumed automatically {snapshot.auto_resumes} times and stopped each time"
-    return _no(loaded, "attempts_exhausted", told)
+    spent = AttemptsExhausted(loaded.row.run_id, snapshot.auto_resumes)
+    return Judgement(False, "attempts_exhausted", str(spent))
 
 
 def _may_have_taken_effect(loaded: Loaded, snapshot: Snapshot, code: Code) -> Judgement | None:
     """R25: of what is not idempotent only what may have begun counts; from the start, all that did."""
-    body, run_id = code.program.body, loaded.row.run_id
-    doubtful = tuple(uncertain_paths(body, snapshot))
+    doubtful = tuple(uncertain_paths(code.program.body, snapshot))
     if loaded.row.status == RunStatus.ROLLING_BACK:
         doubtful = tuple(
             path for path, record in snapshot.undone.items() if _undo_cut_off(code, path, record)
         )
     if doubtful:
-        return Judgement(
-            False,
-            "not_idempotent",
-            f"nobody knows whether {_listed(doubtful)} took effect (not idempotent):"
-            f" `dagresume resolve {run_id} {doubtful[0]} --output … | --failed …`, or"
-            f" `dagresume retry {run_id}`",
-            doubtful,
-        )
+        uncertain = UncertainNode(loaded.row.run_id, doubtful)
+        return Judgement(False, "not_idempotent", str(uncertain), doubtful)
     if code.recovery.policy == "resume_from_start" and loaded.row.status != RunStatus.ROLLING_BACK:
         done = tuple(path for path, record in snapshot.paths.items() if _has_had_effect(code, path, record))
         if done:
@@ -245,12 +242,10 @@ _RULES: Final[Sequence[Callable[[Loaded, Snapshot, Code], Judgement | None]]] = 
 )
 
 
-def _no(
-    loaded: Loaded, reason: str, why: str, paths: tuple[str, ...] = (), first: str = "", option: str = ""
-) -> Judgement:
+def _no(loaded: Loaded, reason: str, why: str, paths: tuple[str, ...] = (), first: str = "") -> Judgement:
     verb = "rollback" if loaded.row.status == RunStatus.ROLLING_BACK else "resume"
-    cure = f"{first} `dagresume {verb} {loaded.row.run_id}{option}` goes on with it".strip()
-    return Judgement(False, reason, f"{why}; {cure}", paths)
+    cure = f"{first} `dagresume {verb} {loaded.row.run_id}` goes on with it".strip()
+    return Judgement(False, reason, f"run {loaded.row.run_id}: {why}; {cure}", paths)
 
 
 def _listed(paths: Sequence[str]) -> str:
