@@ -47,6 +47,7 @@ from dagresume.events import (
     INTERRUPTED,
     LETTERS,
     RUN_CANCELLED,
+    RUN_CLAIMED,
     RUN_CREATED,
     RUN_FAILED,
     RUN_INTERRUPTED,
@@ -64,6 +65,7 @@ from dagresume.jobs import CURRENT, Services
 from dagresume.journal import Journal
 from dagresume.lease import Lease
 from dagresume.letters import decision, resolved, signal
+from dagresume.masks import NO_SECRETS, Mask, without_passwords
 from dagresume.migration import migrated, take_over, transformed
 from dagresume.observe import log
 from dagresume.outcomes import live_result, stored_result, undone_result
@@ -197,7 +199,7 @@ class Engine:
             self.register(workflow)
 
     def __repr__(self) -> str:
-        return f"Engine({self._store.name!r}{'' if self._open else ', closed'})"
+        return f"Engine({without_passwords(self._store.name)!r}{'' if self._open else ', closed'})"
 
     # -- opening and closing --------------------------------------------------------------------------
 
@@ -592,6 +594,7 @@ class Engine:
         path = self._path_of(path)
         while True:
             loaded = await self._load(run_id)
+            comment = self._mask_of(loaded).text(comment)
             unit = decision(loaded, path, approve, by, comment, self._clock.now())
             if unit is None or await self._post(run_id, unit):
                 return
@@ -631,6 +634,7 @@ class Engine:
             types = codec.EMPTY if vertex is None else vertex.types
             idempotent = False if vertex is None else vertex.idempotent
             now = self._clock.now()
+            failed = None if failed is None else self._mask_of(loaded).text(failed)
             if await self._post(run_id, resolved(loaded, path, output, failed, by, now, types, idempotent)):
                 return
 
@@ -718,6 +722,7 @@ class Engine:
         text = inputs_text(packed)
         facts: dict[str, Any] = {"codes": program.codes}
         facts["inputs"] = {name: digest.hex() for name, (_, digest) in packed.items()}
+        facts |= {"secrets": sorted(program.graph.secrets)} if program.graph.secrets else {}
         if self._blobs is not None and len(text) > self._spill_bytes:
             facts["inputs_blob"] = await self._spill(run_id, text)
             text = "{}"
@@ -866,7 +871,8 @@ class Engine:
         to = program.id_of(to) if callable(to) else to
         record = opening(program.body, loaded, to, accept, self._clock.now())
         nobodys, context = Owned(0, self._session, 0), copy_context()
-        undoing = Rollback(services, program.body, row.run_id, row.workflow, nobodys, context)
+        mask = self._mask_of(loaded, program)
+        undoing = Rollback(services, program.body, row.run_id, row.workflow, nobodys, context, mask)
         guard = Claim(row.run, self._session, _last(loaded), takes_key=False)
         outcome = await self._open_run(undoing, guard, [record], None)
         if isinstance(outcome, Refused):
@@ -919,6 +925,7 @@ class Engine:
             session=self._session,
             snapshot=snapshot,
             inputs=inputs,
+            mask=_mask(program.graph.secrets | snapshot.secrets, inputs),
             timeout=program.graph.timeout,
             budget=program.graph.budget,
             on_failure=program.graph.on_failure,
@@ -1017,7 +1024,20 @@ class Engine:
         """Give the result of a run from what is stored of it."""
         known = self._registered.get((loaded.row.workflow, loaded.row.version))
         program = None if known is None else self._program(known)
-        return stored_result(loaded, program, partial(self._fetch_now, loaded.row.run_id))
+        mask = self._mask_of(loaded, program)
+        return stored_result(loaded, program, partial(self._fetch_now, loaded.row.run_id), mask)
+
+    def _mask_of(self, loaded: Loaded, program: Program | None = None) -> Mask:
+        """Give what hides the secrets of a stored run; its inputs are read when something is to be hidden."""
+        names = Snapshot(r for r in loaded.records if r.kind in {RUN_CREATED, RUN_CLAIMED}).secrets
+        names |= frozenset() if program is None else program.graph.secrets
+        return Mask(names, partial(self._stored_inputs, loaded)) if names else NO_SECRETS
+
+    def _stored_inputs(self, loaded: Loaded) -> dict[str, str]:
+        text, blob = loaded.row.inputs or "{}", loaded.records[0].facts.get("inputs_blob")
+        if blob is not None:
+            (text,) = self._fetch_now(loaded.row.run_id, [Stored("its inputs", 0, b"", blob)])
+        return codec.members(text)
 
     # -- what runs need -------------------------------------------------------------------------------
 
@@ -1204,6 +1224,10 @@ class Engine:
 
 
 # -- pieces ---------------------------------------------------------------------------------------------
+
+
+def _mask(names: frozenset[str], inputs: Mapping[str, tuple[str, bytes]]) -> Mask:
+    return Mask(names, {name: text for name, (text, _) in inputs.items()}) if names else NO_SECRETS
 
 
 def _is_same(loaded: Loaded, program: Program) -> bool:

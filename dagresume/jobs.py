@@ -20,6 +20,7 @@ from dagresume.clock import Clock
 from dagresume.events import Record, Snapshot
 from dagresume.executor import Call, Executor
 from dagresume.journal import Entry, Journal
+from dagresume.masks import Mask
 from dagresume.observe import log
 from dagresume.planner import Vertex
 from dagresume.policy import NodeFailure
@@ -111,6 +112,7 @@ class Driver(Protocol):
     woken: bool
     wide: list[Any]
     owned: Owned
+    mask: Mask
     waiting: int
 
     def now(self) -> int: ...
@@ -384,6 +386,7 @@ class Job:
             return
         if self.lines == LOG_LINES:
             line = f"an attempt keeps {LOG_LINES} lines; what it logged after this one is dropped"
+        line = self.run.mask.text(line)
         self.run.log_lines.append(LogLine(self.path, self.attempt, self.run.now(), level, line))
         getattr(log, level)(line, run=self.run.run_id, path=self.path, attempt=self.attempt)
 

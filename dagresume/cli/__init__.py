@@ -94,7 +94,8 @@ class Commands(TyperGroup):
             if not hasattr(error, "format_message"):
                 raise
             where = getattr(getattr(error, "ctx", None), "command_path", "dagresume")
-            typer.echo(f"error: {error.format_message().rstrip('.')}. `{where} --help` says more.", err=True)
+            told = import_module("dagresume.cli.screen").clean(error.format_message().rstrip("."))
+            typer.echo(f"error: {told}. `{where} --help` says more.", err=True)
             code = 2
         sys.exit(code if isinstance(code, int) else 0)
 
