@@ -165,10 +165,10 @@ class Context:
 
     @property
     def artifacts(self) -> Path:
-        """A folder for the files of this path, made now if it is not there, for its owner alone; empty when an
-        attempt begins.
+        """A folder for the files of this path, made now if it is not there; empty when an attempt begins.
 
-        It stays when the path has completed. StoreError where the engine has no file to put it beside.
+        Only its owner may look into it. It stays when the path has completed. StoreError where the engine has
+        no file to put it beside.
         """
         if self._root is None:
             raise StoreError(

@@ -336,10 +336,11 @@ class Snapshot:
     budget. `decisions` and `resolutions` are the last letter of each path, `signals` those that no wait has
     taken, by seq; `read` is the seq of the last letter. `used` is what all attempts used up, `budget` what a
     person set. `permitted`: nodes of which a person said that they run again if their input changes ("*":
-    all). `secrets`: the names whose values are never shown. `undone`: the last record of every undo that was begun. `states` holds what each path saved last,
-    until it is run again after it had completed. `forgiven`: up to which attempt somebody answered for a path
-    whose effect was not known, and where the call made once is kept that was asked about. `coded`: the code
-    hashes the run was driven with, each with the seq from which on.
+    all). `secrets`: the names whose values are never shown. `undone`: the last record of every undo that was
+    begun. `states` holds what each path saved last, until it is run again after it had completed. `forgiven`:
+    up to which attempt somebody answered for a path whose effect was not known, and where the call made once
+    is kept that was asked about. `coded`: the code hashes the run was driven with, each with the seq from
+    which on.
     """
 
     __slots__ = (

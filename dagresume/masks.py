@@ -172,7 +172,8 @@ def _of_bytes(packed: Any) -> Iterator[str]:
 
 def _forms(value: str) -> Iterator[str]:
     """Give the ways in which a value stands in texts; none if it is too short to tell it from any word."""
-    if len(value) < (_SHORTEST_NUMBER if _is_number(value) else _SHORTEST) or value.casefold() in _WORDS:
+    least = _SHORTEST_NUMBER if _is_number(value) else _SHORTEST
+    if len(value.strip()) < least or value.casefold() in _WORDS:
         return
     lines = value.splitlines()
     parts = [value, value.strip(), *(line for line in lines if len(line.strip()) >= _SHORTEST_LINE)]
