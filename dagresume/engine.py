@@ -10,7 +10,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import TracebackType
@@ -60,6 +60,7 @@ from dagresume.events import (
 )
 from dagresume.executor import Executor, LoopExecutor, ProcessExecutor, ThreadExecutor
 from dagresume.explain import Explanation, explain
+from dagresume.flaws import UNREADABLE, line_flaw, record_flaw, row_flaw, run_flaw
 from dagresume.fork import Copy, to_copy
 from dagresume.jobs import CURRENT, Services
 from dagresume.journal import Journal
@@ -106,7 +107,19 @@ from dagresume.workflow import Workflow
 __all__ = ["Engine", "RunHandle"]
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Callable[..., Coroutine[Any, Any, Any]])
 POLL: Final = 0.25  # seconds between two looks for letters from other processes
+
+
+def _reads(method: M) -> M:
+    """Have a method that is about one stored run say what is wrong with it if it cannot be read."""
+
+    @wraps(method)
+    async def reading(self: Engine, *args: Any, **options: Any) -> Any:
+        async with self._reading(str(options.get("run_id", args[0] if args else ""))):
+            return await method(self, *args, **options)
+
+    return reading  # type: ignore[return-value]  # of the same signature
 
 
 class RunHandle:
@@ -347,6 +360,7 @@ class Engine:
             run_id, work = found.run_id, self._attend(found)
         return RunHandle(self, run_id, self._in_background(work, run_id))
 
+    @_reads
     async def resume(
         self,
         run_id: str,
@@ -364,6 +378,7 @@ class Engine:
         """
         return await self._go_on(run_id, Asked(wait, force=force, budget=budget), raise_on_failure)
 
+    @_reads
     async def retry(
         self,
         run_id: str,
@@ -390,6 +405,7 @@ class Engine:
         )
         return await self._go_on(run_id, asked, raise_on_failure)
 
+    @_reads
     async def rollback(
         self,
         run_id: str,
@@ -415,6 +431,7 @@ class Engine:
         with self._lent_slot():
             return await self._attend(undoing)
 
+    @_reads
     async def fork(
         self,
         run_id: str,
@@ -448,6 +465,7 @@ class Engine:
 
     # -- asking ---------------------------------------------------------------------------------------
 
+    @_reads
     async def plan_rollback(self, run_id: str, to: str | Callable[..., Any] | None = None) -> UndoPlan:
         """Give what a rollback would undo, in order, and what it cannot; executes and changes nothing."""
         loaded = await self._load(run_id)
@@ -461,6 +479,7 @@ class Engine:
             to = None if before is None else before.facts.get("to")
         return plan_undo(program.body, Snapshot(loaded.records), to)
 
+    @_reads
     async def plan(self, run_id: str, *, items: bool = False, asked: Asked | None = None) -> list[Decision]:
         """Give what a resume would do with each path, and why; executes and changes nothing.
 
@@ -488,10 +507,12 @@ class Engine:
             other_code=other,
         )
 
+    @_reads
     async def explain(self, run_id: str, path: str | Callable[..., Any]) -> Explanation:
         """Give what happened to a path each time its run was driven, and why; needs no code."""
         return explain(await self._load(run_id), self._path_of(path))
 
+    @_reads
     async def get(self, run_id: str, at: int | None = None) -> RunInfo:
         """Give a run with the state of each of its paths; needs no code. `at`: as it was after the event of
         this seq.
@@ -517,9 +538,10 @@ class Engine:
         found = await self._store.find(
             workflow=workflow, key=key, status=stored_as(wanted), before=older, limit=limit
         )
-        infos = [run_info(row, holder) for row, holder in found]
+        infos = [_info(row, holder) for row, holder in found]
         return infos if wanted is None else [info for info in infos if info.status in wanted]
 
+    @_reads
     async def result(self, run_id: str) -> RunResult:
         """Give the result of a stored run; executes nothing."""
         loaded = await self._load(run_id)
@@ -539,7 +561,7 @@ class Engine:
             page = await self._store.tail(after, run_id=run_id)
             for of, record in page:
                 after = record.seq or after
-                yield Event.of(of, record)
+                yield _event(of, record)
             if not page and not follow:
                 return
             if not page:
@@ -548,8 +570,12 @@ class Engine:
     async def logs(self, run_id: str, *, after: int = 0, limit: int = 1000) -> list[tuple[int, LogLine]]:
         """Give (number, line) of what the nodes of a run logged, in order, those after a number."""
         await self._load(run_id)
-        return await self._store.logs(run_id, after=after, limit=limit)
+        found = await self._store.logs(run_id, after=after, limit=limit)
+        if flaw := next(filter(None, (line_flaw(line) for _, line in found)), None):
+            raise _unreadable(run_id, flaw)
+        return found
 
+    @_reads
     async def cancel(self, run_id: str, by: str = "") -> None:
         """Cancel a run: at once if this engine drives it or nobody does, else by a letter to its owner."""
         self._check_open()
@@ -577,6 +603,7 @@ class Engine:
         elif not isinstance(outcome, Committed):
             raise _store_error(outcome)
 
+    @_reads
     async def decide(
         self,
         run_id: str,
@@ -599,6 +626,7 @@ class Engine:
             if unit is None or await self._post(run_id, unit):
                 return
 
+    @_reads
     async def signal(self, run_id: str, event: str, payload: Any = None) -> None:
         """Tell a run that something happened: the first node that waits for this event takes it, now or
         later.
@@ -606,6 +634,7 @@ class Engine:
         loaded = await self._load(run_id)
         await self._post(run_id, signal(loaded, event, payload, self._clock.now()))
 
+    @_reads
     async def resolve(
         self,
         run_id: str,
@@ -681,7 +710,8 @@ class Engine:
                     program, packed, key, newest[0].run if newest else None, asked
                 )
             else:
-                found_or_made = await self._take_up(program, packed, *newest, asked)
+                async with self._reading(newest[0].run_id):
+                    found_or_made = await self._take_up(program, packed, *newest, asked)
             if found_or_made is not None:
                 return found_or_made
 
@@ -1103,6 +1133,18 @@ class Engine:
             found = self._executors[name] = _executor(name, self._concurrency)
         return found
 
+    @contextlib.asynccontextmanager
+    async def _reading(self, run_id: str) -> AsyncIterator[None]:
+        """Say what is wrong with a stored run where it cannot be read."""
+        try:
+            yield
+        except UNREADABLE as error:
+            if isinstance(error, DagresumeError) or not self._open:
+                raise
+            loaded = await self._store.load(run_id)
+            _explain(run_id, None if loaded is None else run_flaw(loaded), error)
+            raise
+
     async def _load(self, run_id: str) -> Loaded:
         self._check_open()
         loaded = await self._store.load(run_id)
@@ -1221,6 +1263,38 @@ class Engine:
             return False  # they are brought again: a run looks at each letter once
         self._letters_after = after
         return True
+
+
+# -- rows that nobody of ours has written ---------------------------------------------------------------
+
+
+def _info(row: RunRow, holder: Holder | None) -> RunInfo:
+    try:
+        return run_info(row, holder)
+    except UNREADABLE as error:
+        _explain(row.run_id, row_flaw(row), error)
+        raise
+
+
+def _event(run_id: str, record: Record) -> Event:
+    try:
+        return Event.of(run_id, record)
+    except UNREADABLE as error:
+        _explain(run_id, record_flaw(record), error)
+        raise
+
+
+def _explain(run_id: str, flaw: str | None, error: BaseException) -> None:
+    """Raise what is wrong with a stored run; without a flaw the error is a fault of ours."""
+    if flaw is not None:
+        raise _unreadable(run_id, flaw) from error
+
+
+def _unreadable(run_id: str, flaw: str) -> StoreError:
+    return StoreError(
+        f"run {run_id} cannot be read: {flaw}. Somebody else has written to the database, or it was damaged:"
+        " `dagresume doctor` says what is sound."
+    )
 
 
 # -- pieces ---------------------------------------------------------------------------------------------

@@ -116,12 +116,6 @@ def _cut(text: str) -> str:
 def failure_of(record: Record) -> NodeFailure:
     """Give the failure that a stored record tells of."""
     facts = record.facts
-    return NodeFailure(
-        record.path or "",
-        record.attempt or 0,
-        facts.get("type", ""),
-        facts.get("message", ""),
-        facts.get("traceback", ""),
-        record.reason,
-        to_datetime(record.at),
-    )
+    kind, message, traceback_ = (str(facts.get(name, "")) for name in ("type", "message", "traceback"))
+    path, attempt = record.path or "", record.attempt or 0
+    return NodeFailure(path, attempt, kind, message, traceback_, record.reason, to_datetime(record.at))

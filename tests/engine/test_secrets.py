@@ -64,14 +64,14 @@ def leaky(**options: Any) -> Workflow:
     @wf.node
     async def says(password: str, nested: list[Any], login: Login, dsn: str, ctx: Context) -> str:
         ctx.log.warning(
-            "trying " + password, nested=nested, login=login, url=f"https://h/?q={quote(password)}"
+            " ".join(("trying", password)), nested=nested, login=login, url=f"https://h/?q={quote(password)}"
         )
         ctx.log.info(dsn)
         return f"{password} {nested}"
 
     @wf.node
     def threaded(password: str, ctx: Context) -> str:
-        ctx.log.error("from a thread " + password)
+        ctx.log.error(" ".join(("from a thread", password)))
         return password
 
     @wf.node(retry=Retry(2, delay=0))
@@ -179,7 +179,7 @@ async def test_failing_undos_show_nothing(home: Home, caplog: pytest.LogCaptureF
     wf = Workflow("undo", secrets=["password"])
 
     async def undo(output: str, ctx: Context) -> None:
-        ctx.log.info("undoing " + output)
+        ctx.log.info(" ".join(("undoing", output)))
         raise Refused(output)
 
     @wf.node(compensate=undo)
@@ -216,7 +216,7 @@ async def test_undoing_by_itself_shows_nothing_either(home: Home) -> None:
 
 def in_a_process(password: str, ctx: Context) -> None:
     """The body of a node."""
-    ctx.log.warning("elsewhere " + password)
+    ctx.log.warning(" ".join(("elsewhere", password)))
     raise Refused(password)
 
 
