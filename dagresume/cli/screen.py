@@ -135,7 +135,7 @@ def _assembled(parts: Iterable[str | tuple[str, str]]) -> Text:
 def rows(headers: Sequence[str], cells: Iterable[Sequence[str]], *, styled: int | None = None) -> None:
     """Print a table; column `styled` holds words that have a style. A terminal folds the last column."""
     console = out()
-    body = [[clean(str(cell)) for cell in row] for row in cells]
+    body = [[clean(cell) for cell in row] for row in cells]
     widths = [max(map(cell_len, column)) for column in zip(headers, *body, strict=True)]
     if sum(widths[:-1]) + 2 * len(widths) + _LEAST > console.width:
         console.width = _WIDE  # too narrow for columns: the terminal itself folds the lines

@@ -63,6 +63,7 @@ CLAIM = "kind = 'run.created'"
 DONE = "path = 'a' AND kind = 'node.completed'"
 EVENTS = "UPDATE dagresume_events SET"
 DEEP = "[" * 100_000
+COUNTS: tuple[object, ...] = (-1, "x", 1.5, None, [])
 ATTACKS: dict[str, tuple[str, tuple[object, ...]]] = {
     "run id as a path": ("UPDATE dagresume_runs SET run_id = ?", ("../../x",)),
     "run id of controls": ("UPDATE dagresume_runs SET run_id = ?", (NASTY,)),
@@ -90,7 +91,7 @@ ATTACKS: dict[str, tuple[str, tuple[object, ...]]] = {
             '{"nodes": [{"id": 5, "parents": []}]}', '{"nodes": [{"id": "a", "parents": 5, "type": "node"}]}',
             '{"nodes": [], "version": 1, "options": 7}',
             json.dumps({"nodes": [{"id": "a", "type": "node", "parents": [], "body": 5}]}),
-            json.dumps({"nodes": [{"id": NASTY, "type": "node", "parents": [NASTY], "function": "os:abort"}]}),
+            json.dumps({"nodes": [{"id": NASTY, "type": "node", "parents": [NASTY], "function": "os:x"}]}),
         )
     },
     "kind of a node": (f"{EVENTS} kind = ? WHERE {DONE}", (f"node.{NASTY}",)),
@@ -104,13 +105,13 @@ ATTACKS: dict[str, tuple[str, tuple[object, ...]]] = {
         f"data of an output {data}": (f"{EVENTS} data = ?, output = NULL WHERE {DONE}", (data,))
         for data in (
             '{"seq": "x"}', '{"seq": 999}', '{"blob": 5}', '{"blob": "../../../etc/passwd"}',
-            '{"blob": "/etc/passwd"}', json.dumps({"blob": "0" * 64}), '{"usage": 5}', '{"usage": {"a": "b"}}',
-            '{"signal": []}',
+            '{"blob": "/etc/passwd"}', json.dumps({"blob": "0" * 64}), '{"usage": 5}',
+            '{"usage": {"a": "b"}}', '{"signal": []}',
         )
     },
     **{
         f"count {count}": (f"{EVENTS} data = ? WHERE path = 'each'", (json.dumps({"count": count}),))
-        for count in (-1, "x", 1.5, None, [])
+        for count in COUNTS
     },
     "inputs in a blob": (f"{EVENTS} data = ? WHERE {CLAIM}", ('{"inputs_blob": "../../../etc/passwd"}',)),
     "inputs of a list": (f"{EVENTS} data = ? WHERE {CLAIM}", ('{"inputs": [], "secrets": 5, "codes": []}',)),
@@ -121,7 +122,8 @@ ATTACKS: dict[str, tuple[str, tuple[object, ...]]] = {
     },
     "no path": (f"{EVENTS} path = NULL WHERE path = 'a'", ()),
     "types of columns": (
-        f"{EVENTS} attempt = 'x', took = 'y', size = 'z', reason = 5, input = 'i', digest = 'd', status = 9", ()
+        f"{EVENTS} attempt = 'x', took = 'y', size = 'z', reason = 5, input = 'i', digest = 'd', status = 9",
+        (),
     ),
     "time of an event": (f"{EVENTS} at = 'soon'", ()),
     "time beyond all times": (f"{EVENTS} at = ?", (1 << 62,)),
