@@ -1196,7 +1196,7 @@ class Engine:
     def _blob(self, run_id: str, cell: Stored) -> str:
         assert self._blobs is not None
         try:
-            return self._blobs.read(run_id, cell.blob or "")
+            return self._blobs.read(run_id, str(cell.blob or ""))
         except BlobLost as error:
             raise CheckpointLost(run_id, cell.path, str(error)) from error
 
