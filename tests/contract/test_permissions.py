@@ -43,7 +43,10 @@ def link(path: Path, target: Path) -> None:
 def beside(db: Path) -> tuple[dict[str, int], dict[str, int]]:
     """The permissions of files and folders, without what nodes made."""
     places = [place for place in db.parent.rglob("*") if place.name != "note"]
-    files, folders = ({p.name: mode(p) for p in places if p.is_dir() is wanted} for wanted in (False, True))
+    files, folders = (
+        {str(p.relative_to(db.parent)): mode(p) for p in places if p.is_dir() is wanted}
+        for wanted in (False, True)
+    )
     return files, folders
 
 
