@@ -10,6 +10,7 @@ import json
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from contextvars import Context as Variables
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
@@ -113,6 +114,7 @@ class Driver(Protocol):
     wide: list[Any]
     owned: Owned
     mask: Mask
+    context: Variables
     waiting: int
 
     def now(self) -> int: ...

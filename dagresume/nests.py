@@ -364,7 +364,9 @@ class Loop(_Container):
     def _ask(self, text: str, step: Step) -> None:
         """Ask `until` about the state; the answer is stored with the round."""
         try:
-            done = answer(self.what.until(codec.unpack(text, self.vertex.types)), "until=")
+            # in the caller's context, as a body: this task is that of the round
+            ask = self.run.context.copy().run
+            done = answer(ask(self.what.until, codec.unpack(text, self.vertex.types)), "until=")
         except Exception as error:
             self._fails(tell(self.path, self.attempt, error, "until_failed", self.run.mask), step)
             return
