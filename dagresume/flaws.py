@@ -161,7 +161,7 @@ _FACTS: Final[Mapping[str, _Test]] = {
         ("type", "message", "traceback", "by", "comment", "prompt", "event", "code", "inputs_blob", "from"),
         _is_text,
     ),
-    **dict.fromkeys(("blob", "failed", "forked_from", "to"), _or_none(_is_text)),
+    **dict.fromkeys(("blob", "forked_from", "to"), _or_none(_is_text)),
     **dict.fromkeys(("secrets", "permitted"), _list_of(_is_text)),
     **dict.fromkeys(("codes", "inputs"), _object_of(_is_text)),
     "usage": _object_of(_is_number),

@@ -18,6 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dagresume.cli import app
+from dagresume.cli.screen import print_json
 from tests.cli.conftest import Cli, Done
 
 Write = Callable[[str, str], Path]
@@ -225,3 +226,14 @@ def test_what_a_row_says_is_text_and_nothing_more(
         check(cli(command), command)
     assert list(everything(place)) == before
     assert "pwned_module" not in sys.modules
+
+
+def test_json_says_what_it_was_given_in_characters_that_move_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """B158: strict, and the same value when it is read again."""
+    told = {"k\x9b\u202e": "".join(map(chr, range(0x20))) + "\x7f\x85\x9b2J\u2028\u2029\u061c\u2066é😀"}
+    print_json(told)
+    text = capsys.readouterr().out
+    assert json.loads(text) == told
+    assert all(char == "\n" or char.isprintable() for char in text)
