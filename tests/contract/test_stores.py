@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from dagresume.contracts import Clock, MakeStore, StoreContract
 from dagresume.sqlite import SQLiteStore
 from dagresume.store import MemoryStore
-from tests.contract.suite import Clock, MakeStore, StoreContract
 
 
 class TestMemoryStore(StoreContract):
