@@ -149,17 +149,20 @@ def sweep_marked(
     options: Mapping[str, Any] | None = None,
     processes: int = 2,
     timeout: float = 30.0,
-    **piece: Any,
+    workflow: object = None,
+    inputs: object = None,
+    effects: object = None,
+    setup: object = None,
 ) -> Sweep:
     """Do as `sweep` does with what a mark of this name says: objects, not references.
 
-    The mark is the one of the function, class or ("") module that `owner` names in the module; every process
-    imports the module and reads it there.
+    The mark is the one of the function, class or ("") module that `owner` names in the module. `workflow`,
+    `inputs`, `effects` and `setup` are not taken from here: every process imports the module and finds them
+    at the mark.
     """
-    mark = find_mark(module, owner, name)
-    effects = marked_piece(mark).effects
+    piece = marked_piece(find_mark(module, owner, name))
     where = {"module": module.__name__, "file": module.__file__, "owner": owner, "mark": name}
-    stage = Stage(where, effects, varying, options, check, db_dir, timeout)
+    stage = Stage(where, piece.effects, varying, options, check, db_dir, timeout)
     points = [*COMMITS, *(FILES if files else ()), *(STATEMENTS if statements else ())]
     imports = [(module.__name__, module.__file__)]
     return _swept(f"{module.__name__}:{owner}", stage, imports, points, (), every, processes)
