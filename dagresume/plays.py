@@ -10,7 +10,7 @@ import os
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -62,6 +62,7 @@ class Piece:
     inputs: Mapping[str, Any] | None = None
     setup: Callable[[], object] | None = None
     effects: Effects | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _piece(source: Mapping[str, Any]) -> Piece:
@@ -113,6 +114,7 @@ def marked_piece(mark: Any) -> Piece:
         said.get("inputs"),
         load(setup) if isinstance(setup, str) else setup,
         said.get("effects"),
+        said.get("options") or {},
     )
 
 
@@ -256,7 +258,7 @@ async def play(
     fate = _fate(point)
     engine = _engine(
         [piece.workflow],
-        options | ({"concurrency": 1} if learns else {}),
+        options | dict(piece.options) | ({"concurrency": 1} if learns else {}),
         fate,
         piece.effects if learns else None,
     )

@@ -37,9 +37,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Let a marked test have its sweep, whether or not it asks for it."""
-    if isinstance(item, pytest.Function) and item.get_closest_marker(MARK) is not None:
-        if FIXTURE not in item.fixturenames:
-            item.fixturenames.insert(0, FIXTURE)
+    if not isinstance(item, pytest.Function) or item.get_closest_marker(MARK) is None:
+        return
+    if FIXTURE not in item.fixturenames:
+        item.fixturenames.insert(0, FIXTURE)
 
 
 @pytest.fixture

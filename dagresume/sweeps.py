@@ -146,23 +146,23 @@ def sweep_marked(
     every: int = 1,
     varying: Iterable[str] = (),
     check: Check | None = None,
-    options: Mapping[str, Any] | None = None,
     processes: int = 2,
     timeout: float = 30.0,
     workflow: object = None,
     inputs: object = None,
     effects: object = None,
     setup: object = None,
+    options: object = None,
 ) -> Sweep:
     """Do as `sweep` does with what a mark of this name says: objects, not references.
 
     The mark is the one of the function, class or ("") module that `owner` names in the module. `workflow`,
-    `inputs`, `effects` and `setup` are not taken from here: every process imports the module and finds them
-    at the mark.
+    `inputs`, `effects`, `setup` and `options` are not taken from here: every process imports the module and
+    finds them at the mark.
     """
     piece = marked_piece(find_mark(module, owner, name))
     where = {"module": module.__name__, "file": module.__file__, "owner": owner, "mark": name}
-    stage = Stage(where, piece.effects, varying, options, check, db_dir, timeout)
+    stage = Stage(where, piece.effects, varying, None, check, db_dir, timeout)
     points = [*COMMITS, *(FILES if files else ()), *(STATEMENTS if statements else ())]
     imports = [(module.__name__, module.__file__)]
     return _swept(f"{module.__name__}:{owner}", stage, imports, points, (), every, processes)
