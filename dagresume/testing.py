@@ -16,6 +16,7 @@ counted by SQLite's own trace. The zygote needs `os.fork`. How to prove a workfl
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from dagresume.autopsy import Autopsy, autopsy
@@ -55,7 +56,8 @@ def __getattr__(name: str) -> Any:
         import pytest
     except ImportError as error:
         raise ImportError("StoreContract is a suite of pytest's: pip install pytest") from error
-    pytest.register_assert_rewrite("dagresume.contracts")
+    if "dagresume.contracts" not in sys.modules:
+        pytest.register_assert_rewrite("dagresume.contracts")
     from dagresume.contracts import StoreContract
 
     return StoreContract
