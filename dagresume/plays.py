@@ -39,6 +39,7 @@ __all__ = [
     "find_mark",
     "marked_piece",
     "play",
+    "speak",
 ]
 
 DATABASE: Final = "runs.db"
@@ -267,7 +268,7 @@ async def play(
         async with engine:
             result = await _went_on(engine, piece, key, action, run_id, words or {})
             while result.status == RunStatus.WAITING:
-                await _speak(engine, piece.workflow, result.run_id)
+                await speak(engine, piece.workflow, result.run_id)
                 result = await engine.resume(result.run_id, raise_on_failure=False)
             if result.status not in ENDS:
                 raise RunFailed(result.run_id, result.failures, f"it ended {result.status}")
@@ -322,7 +323,7 @@ def _gave(workflow: Workflow, result: RunResult, paths: Iterable[str]) -> dict[s
     return gave
 
 
-async def _speak(engine: Engine, workflow: Workflow, run_id: str) -> None:
+async def speak(engine: Engine, workflow: Workflow, run_id: str) -> None:
     """Be the people and programs that a run waits for: approve everything, send every event."""
     body = Body(workflow.compiled)
     for path, info in (await engine.get(run_id)).nodes.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import shutil
@@ -90,6 +91,13 @@ class _Theatre:
         kinds = [{path: kind for path, (kind, _) in each.last.items()} for each in (case, expected)]
         if kinds[0] != kinds[1]:
             yield f"the paths ended as {kinds[0]}, undisturbed {kinds[1]}"
+
+
+def _torn(folder: Path) -> Iterator[str]:
+    """Give the files of big outputs that have their name, which is their digest, and are not whole."""
+    for file in (folder / f"{DATABASE}.blobs").glob("*/[0-9a-f]*"):
+        if hashlib.sha256(file.read_bytes()).hexdigest() != file.name:
+            yield f"{file.relative_to(folder)} has its name and is not whole"
 
 
 def _stuck(ended: Ended) -> str | None:
@@ -248,7 +256,7 @@ class Stage(_Theatre):
         """Judge what one process did; give what the next one is to do, None: nothing."""
         wrong, told = case.violations, ended.told or {}
         after, now = autopsy(case.folder / DATABASE), Seen.read(case.folder)
-        wrong += self._seen_wrong(before, after, seen, now)
+        wrong += self._seen_wrong(case.folder, before, after, seen, now)
         stuck = _stuck(ended)
         if stuck is not None:
             wrong.append(stuck)
@@ -276,13 +284,16 @@ class Stage(_Theatre):
             self._gave = told["gave"]
         return None
 
-    def _seen_wrong(self, before: Autopsy, after: Autopsy, seen: Seen, now: Seen) -> Iterator[str]:
+    def _seen_wrong(
+        self, folder: Path, before: Autopsy, after: Autopsy, seen: Seen, now: Seen
+    ) -> Iterator[str]:
         yield from self._rules.begun_too_early(after, now.begun)
         repeated = sorted(self._rules.kept(before.completed & (now.begun - seen.begun).keys()))
         if repeated:
             yield f"completed and begun again: {', '.join(repeated)}"
         if now.results > seen.results and after.status not in ENDS:
             yield f"the result was given while the run was {after.status} in the database"
+        yield from _torn(folder)
 
     def _compare(self, case: Case, expected: Case) -> Iterator[str]:
         yield from self._wrong_effects(case, expected)
@@ -383,6 +394,7 @@ class Scene(_Theatre):
 
     def _acted(self, case: Case, ended: Ended) -> bool:
         """Judge what one process did; say whether another one is to do it again."""
+        case.violations += _torn(case.folder)
         if ended.killed:
             case.killed += 1
             return case.killed <= len(case.points) or self._never_ends(case)
