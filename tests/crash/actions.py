@@ -6,9 +6,10 @@ Each action is called again after a kill, as a person or a program would, until 
 from __future__ import annotations
 
 import sqlite3
+from pathlib import Path
 from typing import Any, Final
 
-from dagresume import Engine, RunResult, RunStatus, UncertainNode, codec, schema
+from dagresume import Engine, Recovery, RunResult, RunStatus, UncertainNode, Workflow, codec, schema
 from dagresume.plays import DATABASE, play, speak
 from tests.crash import flows
 
@@ -43,6 +44,58 @@ async def _to_the_end(engine: Engine, result: RunResult) -> RunResult:
 def told(result: RunResult) -> dict[str, Any]:
     outputs = {id_: codec.canonical(value) for id_, value in result.outputs.items()}
     return {"status": result.status, "outputs": outputs}
+
+
+# -- without a person -----------------------------------------------------------------------------------
+
+
+def let_recover() -> None:
+    """Let every workflow of these tests go on by itself, however often its process has died."""
+    for found in vars(flows).values():
+        if isinstance(found, Workflow):
+            found.recovery = Recovery(auto_resume=True, max_attempts=20)
+
+
+async def cut_off_to_recover(**arguments: Any) -> None:
+    """Do as `cut_off` does, with a workflow that goes on by itself."""
+    let_recover()
+    await cut_off(**arguments)
+
+
+async def recover(engine: Any, flow: str, **_: Any) -> Any:
+    """Recover as an application does when it starts; what that left to a person, a person then does.
+
+    Only where nodes are neither idempotent nor can be asked may there be anything left.
+    """
+    await engine.recover(wait=True)
+    (newest,) = await engine.runs(limit=1)
+    given = {} if "careful" in flow else {"left to a person": newest.status is RunStatus.INTERRUPTED}
+    return given | await go_on(engine)
+
+
+async def done_and_cut_off(flow: str, start: int, **more: Any) -> None:
+    """Leave a run that has completed and one whose process was killed."""
+    source = {"target": f"tests.crash.flows:{flow}", "inputs": codec.pack({"start": start})}
+    await play(source, "done", {"spill_bytes": SPILL})
+    await cut_off(flow, start, **more)
+
+
+async def prune(engine: Any, **_: Any) -> Any:
+    """Delete the run that has completed; say what is left of runs, of records and of files."""
+    await engine.prune(older_than=0, failed_older_than=0)
+    left = {info.run_id: info.status for info in await engine.runs()}
+    with sqlite3.connect(DATABASE) as conn:
+        events = conn.execute(
+            "SELECT count(*) FROM dagresume_events WHERE run NOT IN (SELECT run FROM dagresume_runs)"
+        )
+        orphans = events.fetchone()[0]
+    conn.close()
+    return {"runs": sorted(left.values()), "orphans": orphans, "files": _files_beside(set(left))}
+
+
+def _files_beside(left: set[str]) -> int:
+    """Count the files of runs that are not there."""
+    return sum(file.parent.name not in left for file in Path(f"{DATABASE}.blobs").glob("*/*"))
 
 
 # -- a newer schema -------------------------------------------------------------------------------------

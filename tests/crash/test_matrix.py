@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from dagresume import Engine
 from dagresume.killpoints import FILES
 from dagresume.testing import Point, Sweep, sweep, sweep_action
 from tests.crash import test_sweep, test_ways
@@ -44,21 +45,44 @@ def runs(workflow: str, variant: str, folder: Path, points: Any, **options: Any)
     )
 
 
-def goes_on(action: str, workflow: str, variant: str, folder: Path, points: Any, **options: Any) -> Sweep:
-    """Kill a process that goes on with a run whose process was killed."""
+can_recover = pytest.mark.skipif(not hasattr(Engine, "recover"), reason="there is no recover yet")
+can_prune = pytest.mark.skipif(not hasattr(Engine, "prune"), reason="there is no prune yet")
+
+
+def goes_on(
+    action: str,
+    workflow: str,
+    variant: str,
+    folder: Path,
+    points: Any,
+    before: str = "cut_off",
+    **options: Any,
+) -> Sweep:
+    """Kill a process that does this with a run whose process was killed."""
     flow = flow_of(workflow, variant)
     arguments = {"flow": flow, "start": STARTS[workflow], "commit": CUT[workflow]}
     return sweep_action(
         f"tests.crash.actions:{action}",
         folder,
         points,
-        before="tests.crash.actions:cut_off",
+        before=f"tests.crash.actions:{before}",
         workflows=[f"tests.crash.flows:{flow}"],
         arguments=arguments,
-        check=checked(workflow, variant),
+        check=None if action == "prune" else checked(workflow, variant),  # two runs have left effects
         options=SPILLS,
         **options,
     )
+
+
+def recovers(workflow: str, variant: str, folder: Path, points: Any, **options: Any) -> Sweep:
+    """Kill a process that recovers."""
+    setup = "tests.crash.actions:let_recover"
+    return goes_on("recover", workflow, variant, folder, points, "cut_off_to_recover", setup=setup, **options)
+
+
+def prunes(workflow: str, variant: str, folder: Path, points: Any, **options: Any) -> Sweep:
+    """Kill a process that deletes a run that has completed, beside one that has not."""
+    return goes_on("prune", workflow, variant, folder, points, "done_and_cut_off", **options)
 
 
 def migrates(variant: str, folder: Path, points: Any, **options: Any) -> Sweep:
@@ -148,6 +172,26 @@ def test_killed_while_it_claims_and_goes_on(tmp_path: Path, variant: str) -> Non
     shown(goes_on("go_on", "diamond", variant, tmp_path, SOME, processes=1))
 
 
+@can_recover
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_killed_while_it_recovers(tmp_path: Path, variant: str) -> None:
+    found = shown(recovers("diamond", variant, tmp_path, SOME, processes=1))
+    assert found.undisturbed.given["status"] == "completed"
+
+
+@can_prune
+def test_killed_while_it_prunes(tmp_path: Path) -> None:
+    """What is deleted goes whole, in the end; what is not stays."""
+    points = [
+        Point("statement", 20),
+        Point("statement", 24),
+        Point("file removal", 1),
+        Point("file removal", 2),
+    ]
+    found = shown(prunes("diamond", "careful", tmp_path, points, processes=1))
+    assert found.undisturbed.given == {"runs": ["interrupted"], "orphans": 0, "files": 0}
+
+
 def test_killed_while_a_run_of_an_older_version_is_taken_over(tmp_path: Path) -> None:
     found = shown(migrates("asking", tmp_path, SOME, processes=1))
     assert found.undisturbed.given["outputs"]["last"] == "110"
@@ -210,6 +254,12 @@ def test_the_whole_matrix(tmp_path: Path) -> None:
             table.append((f"{workflow} {variant}: run", runs(workflow, variant, place / "run", "all")))
             went = goes_on("go_on", workflow, variant, place / "claim", "all")
             table.append((f"{workflow} {variant}: claim, resume", went))
+            if hasattr(Engine, "recover"):
+                found = recovers(workflow, variant, place / "recover", "all")
+                table.append((f"{workflow} {variant}: recover", found))
+            if hasattr(Engine, "prune"):
+                found = prunes(workflow, variant, place / "prune", "all")
+                table.append((f"{workflow} {variant}: prune", found))
     for variant in VARIANTS:
         took_over = migrates(variant, tmp_path / f"new-{variant}", "all")
         table.append((f"versions {variant}: migrate", took_over))
