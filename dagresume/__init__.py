@@ -66,6 +66,7 @@ from dagresume.policy import (
     Value,
 )
 from dagresume.results import RunResult
+from dagresume.retention import Pruned
 from dagresume.reverse import UndoPlan
 from dagresume.sync import run_sync
 from dagresume.views import NodeInfo, RunInfo
@@ -112,6 +113,7 @@ __all__ = [
     "OnceUncertain",
     "OutputNotSerializable",
     "OwnershipError",
+    "Pruned",
     "Recovery",
     "RecoveryRefused",
     "Retry",

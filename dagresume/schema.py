@@ -109,6 +109,7 @@ _VERSION_1: Final = (
     "CREATE INDEX dagresume_runs_latest ON dagresume_runs(workflow, key) WHERE key IS NOT NULL",
     "CREATE INDEX dagresume_runs_workflow ON dagresume_runs(workflow)",
     "CREATE INDEX dagresume_runs_status ON dagresume_runs(status)",
+    "CREATE INDEX dagresume_runs_definition ON dagresume_runs(definition)",
     # No AUTOINCREMENT: its counter costs another page in every commit (7 % of a small one). Whoever deletes
     # records leaves the last one of the table, so that no seq is given twice. `output` is last: a load
     # without it never touches its overflow pages.

@@ -48,7 +48,19 @@ from dagresume.executor import Call, Executor
 from dagresume.planner import Body, is_body
 from dagresume.results import RunResult
 from dagresume.sqlite import SQLiteStore
-from dagresume.store import Holder, Loaded, LogLine, OnceFound, Outcome, RunRow, Session, Store, Unit
+from dagresume.store import (
+    Clear,
+    Forgotten,
+    Holder,
+    Loaded,
+    LogLine,
+    OnceFound,
+    Outcome,
+    RunRow,
+    Session,
+    Store,
+    Unit,
+)
 from dagresume.undo import UndoContext
 from dagresume.workflow import Approval, WaitFor, Workflow
 from dagresume.writer import Writer
@@ -200,6 +212,9 @@ class StoreWrapper:
 
     def renew(self, expires_at: int) -> bool:
         return self.inner.renew(expires_at)
+
+    async def forget(self, runs: Mapping[int, int], clear: Clear, *, dry_run: bool = False) -> Forgotten:
+        return await self.inner.forget(runs, clear, dry_run=dry_run)
 
     async def load(self, run_id: str) -> Loaded | None:
         return await self.inner.load(run_id)

@@ -50,6 +50,10 @@ COMMANDS: Final = {
     ),
     "resolve": ("letters", "Say what an uncertain path did; it is not run again then."),
     "logs": ("reading", "Print what the nodes of a run logged."),
+    "prune": (
+        "keeping",
+        "Delete runs that ended long ago, with all that belongs to them; what may go on is never touched.",
+    ),
     "demo": ("demo", "See it survive: screen 200 résumés, kill the process, look at the plan, go on."),
 }
 """Command → its module and the first sentence of its help, which is shown without importing the module."""
