@@ -266,7 +266,8 @@ def _release(pages: int, writer: Writer) -> int:
     excess = free - max(_LEAST_FREE, total // _SHARE_FREE)
     if excess <= 0 or writer.execute("PRAGMA auto_vacuum").fetchone()[0] != _INCREMENTAL:
         return 0
-    writer.execute(f"PRAGMA incremental_vacuum({min(pages, excess)})").fetchall()
+    # It gives a row without columns for each page, of which `execute` asks for the first alone.
+    writer.executescript(f"PRAGMA incremental_vacuum({min(pages, excess)})")
     return (total - _pages(writer)[0]) * _page_size(writer)
 
 

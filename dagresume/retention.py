@@ -116,17 +116,11 @@ class Terms:
         cls, now: int, older_than: Term, failed_older_than: Term, status: str | Sequence[str] | None
     ) -> Terms:
         """Take what a person asked for; InputError says what cannot be meant."""
-        try:
-            statuses = wanted_statuses(status) or _PRUNABLE
-        except ValueError as error:
-            raise InputError(str(error)) from None
-        if never := sorted(statuses - _PRUNABLE):
-            raise InputError(
-                f"status={never[0].value!r}: only runs that have ended are pruned:"
-                f" {', '.join(sorted(_PRUNABLE))}."
-            )
+        statuses = (
+            _PRUNABLE if status is None else _prunable((status,) if isinstance(status, str) else status)
+        )
         ended = now - _microseconds("older_than", older_than)
-        return cls(ended, now - _microseconds("failed_older_than", failed_older_than), frozenset(statuses))
+        return cls(ended, now - _microseconds("failed_older_than", failed_older_than), statuses)
 
     def cover(self, row: RunRow) -> bool:
         """Say whether this run may be removed."""
@@ -134,6 +128,17 @@ class Terms:
             return False
         limit = self.failed if row.status == RunStatus.FAILED else self.ended
         return (row.finished_at or row.updated_at) <= limit
+
+
+def _prunable(words: Sequence[str]) -> frozenset[RunStatus]:
+    try:
+        found = frozenset().union(*(wanted_statuses(word) or () for word in words))
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    if never := sorted(found - _PRUNABLE):
+        known = ", ".join(sorted(_PRUNABLE))
+        raise InputError(f"status={never[0].value!r}: only runs that have ended are pruned: {known}.")
+    return found
 
 
 def _microseconds(name: str, term: Term) -> int:
