@@ -65,6 +65,7 @@ from dagresume.policy import (
     RetryAfter,
     Value,
 )
+from dagresume.recovery import RecoveryOutcome
 from dagresume.results import RunResult
 from dagresume.retention import Pruned
 from dagresume.reverse import UndoPlan
@@ -115,6 +116,7 @@ __all__ = [
     "OwnershipError",
     "Pruned",
     "Recovery",
+    "RecoveryOutcome",
     "RecoveryRefused",
     "Retry",
     "RetryAfter",
