@@ -53,6 +53,7 @@ from dagresume.errors import (
 )
 from dagresume.events import Event, NodeStatus, RunStatus
 from dagresume.explain import Explanation
+from dagresume.metrics import Alarm, Metrics
 from dagresume.planner import Decision
 from dagresume.policy import (
     NOT_DONE,
@@ -77,6 +78,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "NOT_DONE",
+    "Alarm",
     "AlreadyDecided",
     "AlreadyRunning",
     "AttemptsExhausted",
@@ -101,6 +103,7 @@ __all__ = [
     "ItemFailure",
     "LeaseLost",
     "Limit",
+    "Metrics",
     "MissingInput",
     "MutatedInput",
     "NoOutput",

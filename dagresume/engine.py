@@ -66,6 +66,7 @@ from dagresume.jobs import CURRENT, Services
 from dagresume.journal import Journal
 from dagresume.lease import Lease
 from dagresume.letters import decision, resolved, signal
+from dagresume.metrics import Metrics, measured
 from dagresume.migration import migrated, take_over, transformed
 from dagresume.observe import log
 from dagresume.outcomes import live_result, stored_result, undone_result
@@ -527,6 +528,14 @@ class Engine:
         return await prune(
             self._store, self._blobs, self._artifacts, self._clock, terms, workflow=workflow, dry_run=dry_run
         )
+
+    async def metrics(self) -> Metrics:
+        """Give how recoveries go and how long checkpoints take, over all runs that are stored, with alarms.
+
+        The views `dagresume_metrics` and `dagresume_alarms` say the same to SQL.
+        """
+        self._check_open()
+        return await measured(self._store)
 
     # -- asking ---------------------------------------------------------------------------------------
 

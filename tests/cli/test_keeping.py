@@ -1,12 +1,13 @@
-"""`dagresume prune`: says exactly what it deletes, and deletes nothing else."""
+"""`dagresume prune` says exactly what it deletes, and deletes nothing else; `dagresume stats` how it does."""
 
+import re
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from dagresume.cli.keeping import term
+from dagresume.cli.keeping import size, term
 from tests.cli.conftest import Cli
 
 Write = Callable[[str, str], Path]
@@ -135,3 +136,65 @@ def test_what_cannot_be_meant_is_told_in_one_line(words: str, told: str, runs: l
 )  # fmt: skip
 def test_times_are_read(text: str, seconds: float) -> None:
     assert term("--older-than", text).total_seconds() == seconds
+
+
+# -- stats ----------------------------------------------------------------------------------------------
+
+
+def test_stats_say_how_runs_and_recoveries_do(runs: list[str], cli: Cli) -> None:
+    done = cli("stats")
+    assert (done.code, done.err) == (0, "")
+    lines = dict(line.split("  ", 1) for line in done.out.splitlines())
+    told = {name: text.strip() for name, text in lines.items()}
+    assert told["runs"] == "3 (2 completed, 1 failed)"
+    assert told["recoveries"] == "0"
+    assert told["recoveries a run"] == "0.00"
+    assert re.fullmatch(r"p50 .*s, p95 .*s, p99 .*s, max .*s \(\d+ waits\)", told["checkpoint latency"])
+    assert re.match(r"database \d+ kB", told["disk"])
+
+
+def test_an_alarm_says_which_command_shows_more(pipeline: Path, cli: Cli) -> None:
+    run_id = cli("run flow.py --key night --db other.db --json").json["run_id"]
+    cli(f"resume {run_id} --app flow.py --db other.db")
+    done = cli("stats --db other.db")
+    [alarm] = [line for line in done.out.splitlines() if line.startswith("alarm: ")]
+    assert "Only 0% of the recoveries ended well (alarm under 90%)." in alarm
+    assert f"`dagresume show {run_id} --db other.db`" in alarm
+    told = cli("stats --db other.db --json").json
+    assert told["runs"] == {"failed": 1}
+    assert (told["recoveries"], told["recoveries_failed"], told["recovery_rate"]) == (1, 1, 0.0)
+    assert [each["name"] for each in told["alarms"]] == ["recovery_success_rate"]
+    assert told["disk"]["database"] > 0
+    assert set(told["checkpoint_latency"]) == {"p50", "p95", "p99", "max", "count"}
+
+
+def test_the_disk_that_runs_will_take_is_estimated_without_a_database(place: Path, cli: Cli) -> None:
+    """R10."""
+    done = cli("stats --estimate --nodes 100 --size 5k --runs-per-day 1000")
+    assert done.out.startswith(
+        "100 nodes × 5.0 kB × 1,000 runs a day: 518 kB a run, 518 MB a day, 16 GB a month;"
+    )
+    assert list(place.iterdir()) == []
+    one = cli("stats --estimate --keep 14d --json").json
+    assert one["at_rest"] == pytest.approx(one["day"] * 14 * 8 / 7)
+    assert one["month"] == pytest.approx(30 * one["day"])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("stats --estimate --size much", "--size 'much': bytes as in 800, 5k or 1.5M"),
+        ("stats --estimate --keep ever", "--keep 'ever': a time as in"),
+        ("stats --estimate --nodes 0", "--nodes"),
+        ("stats --db nowhere.db", "there is no database nowhere.db"),
+    ],
+)
+def test_what_cannot_be_counted_is_told_in_one_line(words: str, told: str, cli: Cli) -> None:
+    done = cli(words)
+    assert (done.code, done.out) == (2, "")
+    assert told in done.error
+
+
+@pytest.mark.parametrize(("text", "count"), [("800", 800), ("5k", 5000), ("5 kB", 5000), ("1.5M", 1_500_000)])
+def test_sizes_are_read(text: str, count: int) -> None:
+    assert size("--size", text) == count
