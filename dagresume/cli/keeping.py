@@ -207,4 +207,4 @@ def _latency(metrics: Metrics) -> str:
     waits = metrics.checkpoint_latency
     shown = {"p50": waits.p50, "p95": waits.p95, "p99": waits.p99, "max": waits.max}
     told = ", ".join(f"{name} {words.duration(seconds)}" for name, seconds in shown.items())
-    return f"{told} ({waits.count:,} waits)"
+    return f"{told} ({words.counted(waits.count, 'wait')})"
