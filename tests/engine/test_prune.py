@@ -2,6 +2,7 @@
 
 import math
 import sqlite3
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from dagresume.clock import SystemClock
 from dagresume.forgetting import compact
 from dagresume.sessions import this_session
 from dagresume.sqlite import SQLiteStore
-from dagresume.store import LogLine, Unit
-from dagresume.testing import FakeClock
+from dagresume.store import Claim, Clear, Forgotten, LogLine, NewRun, Outcome, Store, Unit
+from dagresume.testing import FakeClock, StoreWrapper
 from tests.contract.suite import START, completed, created, new_run
 from tests.engine.kit import Calls, Home
 
@@ -207,6 +208,69 @@ async def test_what_cannot_be_meant_is_refused(home: Home, options: dict[str, An
     async with home.engine() as engine:
         with pytest.raises(InputError, match=told):
             await engine.prune(**options)
+
+
+# -- somebody else at the same moment -------------------------------------------------------------------
+
+
+class Before(StoreWrapper):
+    """Lets something happen once, right before runs are forgotten or a run is claimed."""
+
+    def __init__(self, inner: Store, what: Callable[[], Awaitable[Any]], *, claim: bool = False) -> None:
+        super().__init__(inner)
+        self.what: Callable[[], Awaitable[Any]] | None = what
+        self.claim = claim
+
+    async def happen(self) -> None:
+        what, self.what = self.what, None
+        if what is not None:
+            await what()
+
+    async def forget(self, runs: Mapping[int, int], clear: Clear, *, dry_run: bool = False) -> Forgotten:
+        if not self.claim:
+            await self.happen()
+        return await super().forget(runs, clear, dry_run=dry_run)
+
+    async def commit(self, units: Sequence[Unit]) -> list[Outcome]:
+        if self.claim and any(isinstance(unit.guard, Claim | NewRun) for unit in units):
+            await self.happen()
+        return await super().commit(units)
+
+
+async def test_a_run_that_is_taken_up_as_it_is_about_to_go_stays(home: Home, db: Path) -> None:
+    wf = flow(Calls())
+    run_id = (await home.run(wf)).run_id
+
+    async def again() -> None:
+        await home.retry(wf, run_id, "work")
+
+    async with home.engine(wf, wrap=lambda store: Before(store, again)) as engine:
+        assert (await engine.prune(older_than=0)).run_ids == ()
+        assert (await engine.result(run_id))["work"] == BIG
+        assert (await engine.prune(older_than=0)).run_ids == (run_id,)
+
+
+@pytest.mark.parametrize("how", ["retry", "key"])
+async def test_a_run_that_goes_as_it_is_taken_up_is_not_there(home: Home, db: Path, how: str) -> None:
+    """Who asks for the run hears so; who asks for its key gets a new run."""
+    calls = Calls()
+    wf = flow(calls)
+    calls.broken = {"work"}
+    run_id = (await home.run(wf, key="k")).run_id
+    calls.mend()
+
+    async def prune() -> None:
+        async with home.engine() as other:
+            assert len((await other.prune(failed_older_than=0)).run_ids) == 1
+
+    async with home.engine(wf, wrap=lambda store: Before(store, prune, claim=True)) as engine:
+        if how == "retry":
+            with pytest.raises(RunNotFound):
+                await engine.retry(run_id)
+        else:
+            result = await engine.run(wf, key="k")
+            assert result.run_id != run_id
+            assert result.executed == ["work"]
 
 
 # -- files ----------------------------------------------------------------------------------------------
