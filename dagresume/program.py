@@ -183,6 +183,8 @@ def taken_up(program: Program, snapshot: Snapshot, run_id: str, asked: Asked, no
         snapshot.permitted |= frozenset(allowed)
     if program.codes != snapshot.codes:
         facts["codes"] = program.codes
+    if fresh := program.graph.secrets - snapshot.secrets:
+        facts["secrets"] = sorted(fresh)
     if asked.budget is not None:
         facts["budget"] = {"tokens": asked.budget.tokens, "cost": asked.budget.cost}
         snapshot.budget = facts["budget"]
