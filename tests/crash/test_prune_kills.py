@@ -168,6 +168,7 @@ def cases(folder: Path) -> Iterator[Path]:
         shutil.rmtree(case)
 
 
+@pytest.mark.timeout(240)
 async def test_a_prune_killed_at_any_step_leaves_no_half_run(nursery: Zygote, tmp_path: Path) -> None:
     template = tmp_path / "made"
     template.mkdir()
@@ -190,6 +191,7 @@ async def test_a_prune_killed_at_any_step_leaves_no_half_run(nursery: Zygote, tm
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 async def test_a_prune_that_is_killed_again_and_again_comes_to_its_end(
     nursery: Zygote, tmp_path: Path
 ) -> None:

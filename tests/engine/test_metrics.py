@@ -110,7 +110,7 @@ async def test_a_run_notes_how_long_its_checkpoints_waited(home: Home, db: Path)
         told = (await engine.metrics()).checkpoint_latency
     assert exact.count - 1 <= told.count <= exact.count  # the last one is on its way with the record itself
     assert told.count >= 10
-    assert told.p50 <= told.p95 <= told.p99 <= told.max <= exact.max
+    assert told.p50 <= told.p95 <= told.p99 <= told.max <= exact.max + 1e-6  # a microsecond
     [row] = ask(db, "SELECT run_id, checkpoints, p99, max FROM dagresume_latency")
     assert row == (result.run_id, told.count, told.p99, told.max)
 
@@ -167,7 +167,10 @@ timed_ends = st.builds(
         lambda found: summary(array("d", found))
     ),
 )
-histories = st.lists(st.lists(starts | plain_ends | timed_ends, max_size=6), max_size=4)
+failed = run_record("run.failed", START)
+histories = st.lists(
+    st.lists(starts | plain_ends | timed_ends, max_size=6).map(lambda rest: [failed, *rest]), max_size=4
+)
 
 
 class Told:
@@ -207,9 +210,7 @@ async def test_the_views_say_what_the_engine_says(histories: list[list[Record]])
                 values,
             )
     metrics = await measured(Told(entries))  # type: ignore[arg-type]  # as much of a store as is asked
-    known = {run_id for run_id, _ in entries}
-    if len(known) == len(histories):  # a run without any record is in no journal
-        same(metrics, conn)
+    same(metrics, conn)
     conn.close()
 
 
