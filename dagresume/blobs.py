@@ -71,6 +71,10 @@ class BlobStore:
         with _explained(folder), contextlib.suppress(FileNotFoundError):
             shutil.rmtree(folder)
 
+    def place(self, run_id: str) -> Path:
+        """Give the folder of a run's files; it need not exist."""
+        return self._of(run_id)
+
     def _of(self, run_id: str) -> Path:
         """Give a run's folder: its id, or where that is no safe file name, a readable rest and a digest."""
         if _PLAIN.fullmatch(run_id):

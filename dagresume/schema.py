@@ -10,6 +10,7 @@ import contextlib
 import sqlite3
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -21,6 +22,7 @@ __all__ = [
     "VERSION",
     "busy",
     "examine",
+    "expected",
     "explained",
     "migrate",
     "persist",
@@ -202,6 +204,15 @@ def migrate(conn: sqlite3.Connection, path: str, adopt: bool, now: int) -> None:
         conn.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     if _pragma(conn, "application_id") == APPLICATION_ID:
         conn.execute(f"PRAGMA user_version = {VERSION}")
+
+
+@cache
+def expected() -> dict[tuple[str, str], str]:
+    """Give the statement that made each of our tables, indexes and views, by (type, name)."""
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as conn:
+        migrate(conn, "", adopt=False, now=0)
+        found = conn.execute("SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL")
+        return {(kind, name): sql for kind, name, sql in found if not name.startswith("sqlite_")}
 
 
 def use_wal(conn: sqlite3.Connection, path: str) -> None:

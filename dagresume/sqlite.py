@@ -12,7 +12,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import aiosqlite
@@ -20,6 +20,8 @@ import anyio
 
 from dagresume.errors import StoreError
 from dagresume.events import Record, r5_word
+from dagresume.observe import log
+from dagresume.places import file_system
 from dagresume.schema import EVENT_COLUMNS, examine, explained, migrate, persist, use_wal
 from dagresume.store import (
     SYSTEM_CLOCK,
@@ -96,6 +98,7 @@ class SQLiteStore:
             await self.close()
             raise
         assert self._session is not None
+        _warn_of_place(self._path)
         return self._session
 
     async def _open(self, session: Session) -> None:
@@ -393,6 +396,14 @@ def _logs(run_id: str, after: int, limit: int, conn: sqlite3.Connection) -> list
 
 def _nothing() -> None:
     pass
+
+
+@cache
+def _warn_of_place(path: str) -> None:
+    """Say once of a file that the file system it lies on does not keep what SQLite needs."""
+    found = file_system(path)
+    if found is not None and found.network:
+        log.warning(f"{path}: {found.warning}")
 
 
 # -- between the loop and the thread --------------------------------------------------------------------
