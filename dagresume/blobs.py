@@ -19,7 +19,7 @@ from typing import Final
 
 from dagresume.errors import StoreError, StoreFull, StoreReadOnly
 
-__all__ = ["BlobLost", "BlobStore"]
+__all__ = ["BlobLost", "BlobStore", "sync_folder"]
 
 _PLAIN: Final = re.compile(r"[0-9a-z][0-9a-z-]{0,79}")
 _NAME: Final = re.compile(r"[0-9a-f]{64}")
@@ -89,7 +89,7 @@ class BlobStore:
                 place.mkdir(mode=0o700)
             except FileExistsError:
                 continue
-            _sync_folder(place.parent)
+            sync_folder(place.parent)
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -105,10 +105,10 @@ def _replace(path: Path, content: bytes) -> None:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable, where the system can (Windows cannot open one)."""
     if os.name == "nt":
         return

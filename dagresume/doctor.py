@@ -35,7 +35,7 @@ from dagresume.rebuild import differences
 from dagresume.store import SYSTEM_CLOCK, Holder
 from dagresume.writer import holder
 
-__all__ = ["Finding", "Severity", "examine", "sound"]
+__all__ = ["Finding", "Severity", "examine", "outside", "sound"]
 
 LONG_LOG: Final = 64 << 20
 """Bytes of write-ahead log from which on somebody must be keeping it from starting over."""
@@ -56,7 +56,7 @@ def examine(path: str | os.PathLike[str]) -> list[Finding]:
     Reads everything in it, blobs too: seconds for a gigabyte. Problems come first.
     """
     place = os.path.abspath(path)  # noqa: PTH100  # Path.absolute() keeps `..`
-    found = list(_outside(place))
+    found = list(outside(place))
     if not any(finding.kind == "file" for finding in found):
         found += _inside(place)
     return sorted(found, key=lambda finding: finding.severity is not Severity.PROBLEM)
@@ -65,8 +65,8 @@ def examine(path: str | os.PathLike[str]) -> list[Finding]:
 # -- around the file ------------------------------------------------------------------------------------
 
 
-def _outside(place: str) -> Iterator[Finding]:
-    """What is wrong with the file as a file, and with where it lies."""
+def outside(place: str) -> Iterator[Finding]:
+    """Give what is wrong with a file as a file, and with where it lies, without opening it."""
     try:
         facts = Path(place).stat()
     except FileNotFoundError:
@@ -311,8 +311,10 @@ def _stuck(
     if status == RunStatus.ROLLING_BACK:
         if who is None:
             return f"is not rolled back to its end ({reason or 'nobody drives it'})."
-        return f"the process that rolled it back has died: {who}."
-    return "is said to be running, and nobody drives it." if who is None else f"its process has died: {who}."
+        return f"nobody rolls it back any more: its last session, {who}, is over."
+    if who is None:
+        return "is said to be running, and nobody drives it."
+    return f"nobody drives it any more: its last session, {who}, is over."
 
 
 def _when(at: int) -> str:

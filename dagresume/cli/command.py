@@ -16,6 +16,7 @@ from dagresume.cli import INTERRUPTED
 from dagresume.cli.screen import line, warn
 from dagresume.errors import (
     AlreadyRunning,
+    BackupRefused,
     DagresumeError,
     DecisionError,
     DefinitionError,
@@ -155,6 +156,7 @@ class Here:
 _CODES: Final = (
     ((OwnershipError, RecoveryRefused, DecisionError), REFUSED),
     ((DefinitionError, InputError, RunNotFound, StoreCorrupt, StoreReadOnly, SchemaTooNew), USAGE),
+    (BackupRefused, USAGE),
     (RunInterrupted, INTERRUPTED),
 )
 

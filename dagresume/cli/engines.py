@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
-from dagresume.cli.command import INTERRUPTED, Problem
+from dagresume.cli.command import DEFAULT_DB, INTERRUPTED, Problem
 from dagresume.cli.screen import heard, line, warn
 from dagresume.engine import Engine
 from dagresume.views import RunInfo
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     from dagresume.views import RunInfo
     from dagresume.workflow import Workflow
 
-__all__ = ["finished", "opened", "resolve", "work"]
+__all__ = ["file_of", "finished", "opened", "resolve", "work"]
 
 T = TypeVar("T")
 GRACE: Final = 3.0
 """Seconds that functions under way are given when a person interrupts."""
 PAGE: Final = 1000
+_NAME_IT: Final = "Name the one that holds the run with --db (or DAGRESUME_DB)."
 _UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
@@ -66,16 +67,20 @@ async def opened(
         yield engine
 
 
-def _must_exist(db: str) -> None:
+def file_of(db: str) -> Path | None:
+    """Give the file that --db names; None if it names a server. A Problem for `:memory:`."""
     scheme, url, rest = db.partition("://")
     if url and scheme != "sqlite":
-        return  # a server knows what it has
-    path = Path((rest.removeprefix("/") or "dagresume.db") if url else db)
-    if db == ":memory:" or not path.exists():
-        what = (
-            "nothing outlives its process in :memory:" if db == ":memory:" else f"there is no database {path}"
-        )
-        raise Problem(f"{what}. Name the one that holds the run with --db (or DAGRESUME_DB).")
+        return None
+    if db == ":memory:":
+        raise Problem(f"nothing outlives its process in :memory:. {_NAME_IT}")
+    return Path((rest.removeprefix("/") or DEFAULT_DB) if url else db)
+
+
+def _must_exist(db: str) -> None:
+    path = file_of(db)  # a server knows what it has
+    if path is not None and not path.exists():
+        raise Problem(f"there is no database {path}. {_NAME_IT}")
 
 
 async def resolve(engine: Engine, word: str, db: str) -> str:
