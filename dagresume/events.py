@@ -207,7 +207,9 @@ def projection(record: Record) -> dict[str, Any] | None:
         return {"wake_at": record.at} if record.kind in _WAKING else None
     columns: dict[str, Any] = {"status": status.value, "reason": record.reason, "updated_at": record.at}
     if record.kind in {RUN_CLAIMED, RUN_REVIVED}:
-        columns |= {"finished_at": None, "wake_at": None, "holds_key": 1}
+        columns |= {"finished_at": None, "wake_at": None}
+        if record.kind == RUN_CLAIMED:  # revived, it has its key still, unless a newer run took it meanwhile
+            columns["holds_key"] = 1
     elif status is not RunStatus.RUNNING:
         facts = record.facts
         columns["finished_at"] = None if status in _UNFINISHED else record.at
