@@ -85,7 +85,7 @@ def _as_file(place: str, facts: os.stat_result) -> Iterator[Finding]:
         yield problem("file", place, "is a folder.", "Name a file in it with --db.")
     elif not stat.S_ISREG(facts.st_mode):
         yield problem("file", place, "is no file on a disk.", "Name the database with --db.")
-    elif not os.access(place, os.R_OK):
+    elif not _may(place, os.R_OK):
         yield problem("file", place, "may not be read by you.", _readable(place))
     elif not facts.st_size and size_of(f"{place}-wal"):
         yield problem(
@@ -103,6 +103,10 @@ def _as_file(place: str, facts: os.stat_result) -> Iterator[Finding]:
             "a transaction of another journal mode was cut off: its rollback journal lies beside the file.",
             "Open it once to have it rolled back: `dagresume list`",
         )
+
+
+def _may(place: str, what: int) -> bool:
+    return os.access(place, what, effective_ids=os.access in os.supports_effective_ids)
 
 
 def _readable(place: str) -> str:
@@ -130,7 +134,7 @@ def _disk(place: str) -> Iterator[Finding]:
 
 def _rights(place: str, facts: os.stat_result) -> Iterator[Finding]:
     folder = str(Path(place).parent)
-    if not os.access(place, os.W_OK):
+    if not _may(place, os.W_OK):
         told = "may not be written by you: runs can be looked at by nobody but `dagresume doctor`."
         yield problem(
             "permissions",
@@ -138,7 +142,7 @@ def _rights(place: str, facts: os.stat_result) -> Iterator[Finding]:
             told,
             f"chmod u+w {shlex.quote(place)}, or work on a copy: `dagresume backup COPY`",
         )
-    elif not os.access(folder, os.W_OK | os.X_OK):
+    elif not _may(folder, os.W_OK | os.X_OK):
         told = "no file can be made in it, and SQLite needs two beside the database."
         yield problem(
             "permissions",
@@ -219,7 +223,7 @@ def _content(looked: Peek) -> Iterator[Finding]:
 
 def _pages(looked: Peek) -> Iterator[Finding]:
     for pragma in ("quick_check", "integrity_check"):
-        lines = [str(line) for (line,) in looked.conn.execute(f"PRAGMA {pragma}({_AT_MOST})")]
+        lines = [" ".join(line.split()) for (line,) in looked.conn.execute(f"PRAGMA {pragma}({_AT_MOST})")]
         if lines != ["ok"]:
             only_indexes = all(re.search(r"missing from index|wrong # of entries", line) for line in lines)
             file = shlex.quote(looked.path)
