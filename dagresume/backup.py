@@ -294,8 +294,9 @@ def _put_in_place(draft: Path, target: Path) -> None:
     sync_folder(target.parent)
     for file in others:  # of an earlier copy
         file.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # not empty
-            file.parent.rmdir()
+        for folder in list(file.parents)[:2]:
+            with contextlib.suppress(OSError):  # not empty
+                folder.rmdir()
 
 
 def _let_go(target: Path) -> None:
