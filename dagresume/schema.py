@@ -26,6 +26,7 @@ __all__ = [
     "explained",
     "migrate",
     "persist",
+    "refuse_cut",
     "use_wal",
 ]
 
@@ -171,6 +172,13 @@ def _refuse_crumbs(path: str) -> None:
     with contextlib.suppress(OSError):
         if 0 < Path(path).stat().st_size < _SMALLEST:
             raise StoreCorrupt(path, "not a database")
+
+
+def refuse_cut(path: str) -> None:
+    """Refuse a file that was cut to 0 bytes, before SQLite deletes the log that still lies beside it."""
+    with contextlib.suppress(OSError):
+        if not Path(path).stat().st_size and Path(f"{path}-wal").stat().st_size:
+            raise StoreCorrupt(path, "cut to 0 bytes, while its log (-wal) still holds data")
 
 
 def _is_claimed(conn: sqlite3.Connection) -> bool:

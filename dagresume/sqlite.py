@@ -22,7 +22,7 @@ from dagresume.errors import StoreError
 from dagresume.events import Record, r5_word
 from dagresume.observe import log
 from dagresume.places import file_system
-from dagresume.schema import EVENT_COLUMNS, examine, explained, migrate, persist, use_wal
+from dagresume.schema import EVENT_COLUMNS, examine, explained, migrate, persist, refuse_cut, use_wal
 from dagresume.store import (
     SYSTEM_CLOCK,
     Holder,
@@ -102,6 +102,7 @@ class SQLiteStore:
         return self._session
 
     async def _open(self, session: Session) -> None:
+        refuse_cut(self._path)
         connection, writer = await self._connect(self._path, self.connection_class)
         assert isinstance(writer, Writer)
         try:

@@ -110,7 +110,7 @@ def show(
     """Show one run: the state of each node, and what failed."""
 
     async def ask() -> RunInfo:
-        async with opened(db) as engine:
+        async with opened(db, run=run) as engine:
             return await engine.get(await resolve(engine, run, db), at)
 
     info = work(ask)
@@ -148,7 +148,7 @@ def explain(
     """Explain one path: what was done with it each time the run was driven, and why."""
 
     async def ask() -> Explanation:
-        async with opened(db) as engine:
+        async with opened(db, run=run) as engine:
             return await engine.explain(await resolve(engine, run, db), path)
 
     found = work(ask)
@@ -270,7 +270,7 @@ def cancel(
     """Cancel a run; it never resumes by itself after that."""
 
     async def ask() -> tuple[RunInfo, RunInfo]:
-        async with opened(db) as engine:
+        async with opened(db, run=run) as engine:
             run_id = await resolve(engine, run, db)
             before = await engine.get(run_id)
             if not before.status.final:
@@ -312,7 +312,7 @@ def logs(
     """Print what the nodes of a run logged."""
 
     async def ask() -> list[LogLine]:
-        async with opened(db) as engine:
+        async with opened(db, run=run) as engine:
             run_id = await resolve(engine, run, db)
             await engine.get(run_id)  # an unknown run is an error
             return await _logged(engine, run_id)
