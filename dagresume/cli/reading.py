@@ -76,7 +76,7 @@ def list_(
             info.key or "",
             info.status,
             words.local_time(info.created_at),
-            words.duration((info.updated_at - info.created_at).total_seconds()),
+            words.duration(_lasted(info)),
             words.run_reason(info.reason) if info.reason != info.status else "",
         )
         for info in found
@@ -171,14 +171,29 @@ def _here(db: str) -> Here:
 
 
 def _header(info: RunInfo) -> str:
-    lasted = ((info.finished_at or info.updated_at) - info.created_at).total_seconds()
+    lasted = words.duration(_lasted(info))
     parts = [
         f"version {info.version}",
         f"key {info.key}" if info.key is not None else "",
         f"created {words.local_time(info.created_at)}",
-        f"lasted {words.duration(lasted)}" if info.owner is None else f"driven by {info.owner}",
+        f"driven by {info.owner}" if info.owner is not None else lasted and f"lasted {lasted}",
     ]
     return clean(" · ".join(filter(None, parts)))
+
+
+def _lasted(info: RunInfo) -> float | None:
+    """Give the seconds from the beginning of a run to its end, or to the last that was heard of it.
+
+    When a process died, nobody wrote: what happened last in the run is the last that is known. None where
+    that was not read.
+    """
+    end = info.finished_at or info.updated_at
+    if info.reason == "owner_died":
+        heard = [node.at for node in info.nodes.values() if node.at is not None]
+        if not heard:
+            return None
+        end = max(heard)
+    return (end - info.created_at).total_seconds()
 
 
 def _print_nodes(info: RunInfo, *, items: bool) -> None:

@@ -116,3 +116,17 @@ def test_they_are_for_sqlite_files(command: str, cli: Cli, place: Path) -> None:
     assert "secret" not in done.error
     assert ":memory:" in cli(f"{command} --db :memory:").error
     assert list(place.iterdir()) == []
+
+
+def test_a_run_whose_process_died_lasted_until_it_was_last_heard_of(ran: str, place: Path, cli: Cli) -> None:
+    """B100: not until somebody looked, and not no time at all; and a person can end it."""
+    alter(place, "UPDATE dagresume_runs SET status = 'running', owner = 1, finished_at = NULL")
+    alter(place, "UPDATE dagresume_runs SET created_at = created_at - 90500000, updated_at = created_at")
+    shown = cli("show last").out
+    assert "interrupted (the process that drove it died)" in shown
+    assert "lasted 1 min 3" in shown
+    row = cli("list").out.splitlines()[1]
+    assert "interrupted" in row
+    assert " ms" not in row
+    assert cli("cancel last").code == 0
+    assert "cancelled" in cli("show last").out
