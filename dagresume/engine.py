@@ -697,7 +697,7 @@ class Engine:
             return
         ended = run_record(RUN_CANCELLED, self._clock.now(), "cancelled", by=by)
         outcome = await self._journal.commit(
-            Unit(Claim(loaded.row.run, self._session, _last(loaded)), [letter, ended])
+            Unit(Claim(loaded.row.run, self._session, _last(loaded), takes_key=False), [letter, ended])
         )
         if isinstance(outcome, Refused):
             await self.cancel(run_id, by)  # somebody was quicker: look again

@@ -218,7 +218,9 @@ def projection(record: Record) -> dict[str, Any] | None:
         facts = record.facts
         columns |= {name: facts[name] for name in ("auto_resumes", "recoveries") if name in facts}
     if record.kind in {RUN_CLAIMED, RUN_REVIVED}:
-        columns |= {"finished_at": None, "wake_at": None, "holds_key": 1}
+        columns |= {"finished_at": None, "wake_at": None}
+        if record.kind == RUN_CLAIMED:  # revived, it has its key still, unless a newer run took it meanwhile
+            columns["holds_key"] = 1
     elif status is not RunStatus.RUNNING:
         facts = record.facts
         columns["finished_at"] = None if status in _UNFINISHED else facts.get("last_seen", record.at)

@@ -12,7 +12,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import aiosqlite
@@ -21,7 +21,18 @@ import anyio
 from dagresume.errors import StoreError
 from dagresume.events import Record, r5_word
 from dagresume.forgetting import foresee, forget
-from dagresume.schema import EVENT_COLUMNS, examine, explained, make_private, migrate, persist, use_wal
+from dagresume.observe import log
+from dagresume.places import file_system
+from dagresume.schema import (
+    EVENT_COLUMNS,
+    examine,
+    explained,
+    make_private,
+    migrate,
+    persist,
+    refuse_cut,
+    use_wal,
+)
 from dagresume.store import (
     SYSTEM_CLOCK,
     Clear,
@@ -102,9 +113,11 @@ class SQLiteStore:
             raise
         assert self._session is not None
         self._known = session
+        _warn_of_place(self._path)
         return self._session
 
     async def _open(self, session: Session) -> None:
+        refuse_cut(self._path)
         connection, writer = await self._connect(
             self._path, self.connection_class, first=partial(make_private, self._path)
         )
@@ -430,6 +443,14 @@ def _logs(run_id: str, after: int, limit: int, conn: sqlite3.Connection) -> list
 
 def _nothing() -> None:
     pass
+
+
+@cache
+def _warn_of_place(path: str) -> None:
+    """Say once of a file that the file system it lies on does not keep what SQLite needs."""
+    found = file_system(path)
+    if found is not None and found.network:
+        log.warning(f"{path}: {found.warning}")
 
 
 # -- between the loop and the thread --------------------------------------------------------------------
