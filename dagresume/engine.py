@@ -191,7 +191,7 @@ class Engine:
         self._runs: dict[str, Run | Rollback] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._session = 0
-        self._open = False
+        self._open, self._left = False, True
         self._letters_after = 0
         for workflow in workflows:
             self.register(workflow)
@@ -242,21 +242,43 @@ class Engine:
         lease = round(self._lease_seconds * 1e6)
         self._session = await self._store.open(this_session(self._clock.now(), lease))
         self._writer = asyncio.create_task(self._keep_writing(), name="dagresume journal")
+        try:
+            await asyncio.sleep(
+                0
+            )  # a task that is cancelled before its first step takes none: who would write?
+        except BaseException:
+            self._journal.close()
+            await to_its_end(self._store.close())
+            raise
         self._reader = asyncio.create_task(self._read_letters(), name="dagresume letters")
         self._waker = asyncio.create_task(self._wake_runs(), name="dagresume waker") if self._wakes else None
         self._lease = Lease(self._store, self._clock, self._lease_seconds)
-        self._open = True
+        self._open, self._left = True, False
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        await to_its_end(self._close())
+        with anyio.CancelScope(shield=True):
+            await self._close()
 
     async def _close(self) -> None:
-        """Leave: no new body, grace for those under way, then `interrupted`; what was returned is written."""
-        if not self._open:
-            return
+        """Leave to the end, whatever is cancelled meanwhile: a connection that stays open keeps the
+        interpreter from ending.
+        """
+        cancelled: asyncio.CancelledError | None = None
+        while not self._left:
+            try:
+                await self._leave()
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+    async def _leave(self) -> None:
+        """No new body, grace for those under way, then `interrupted`; what was returned is written. Each step
+        can be made twice.
+        """
         self._open = False
         if self._waker is not None:
             self._waker.cancel()
@@ -276,6 +298,7 @@ class Engine:
         for executor in self._executors.values():
             await executor.close()
         await self._store.close()
+        self._left = True
 
     async def _keep_writing(self) -> None:
         await self._journal.write()

@@ -137,3 +137,31 @@ def test_a_signal_ends_the_program_and_interrupts_the_run(
     if signum == signal.SIGINT or sync:
         assert "KeyboardInterrupt" in said
         assert (state.status, state.last["b"][0]) == ("interrupted", "node.interrupted")
+
+
+WAITS = """
+async def main():
+    async with Engine("runs.db", grace_seconds=30) as engine:
+        await engine.start(wf)
+        await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def test_a_second_ctrl_c_ends_the_program_in_its_grace(tmp_path: Path) -> None:
+    """B127: asyncio lets the first one cancel the main task and the second one end the loop, which cancels
+    everything, also the leaving of the engine.
+    """
+    process = program(tmp_path, FLOW.format(body="await asyncio.sleep(60)") + WAITS)
+    until((tmp_path / "begun").exists)
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.3)  # the body has its grace
+    process.send_signal(signal.SIGINT)
+    code, said = ended(process)
+    assert code != 0
+    assert "KeyboardInterrupt" in said
+    state = autopsy(tmp_path / "runs.db")
+    assert state.completed == {"a"}
+    assert (state.status, state.last["b"][0]) == ("interrupted", "node.interrupted")
