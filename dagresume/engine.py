@@ -64,7 +64,7 @@ from dagresume.explain import Explanation, explain
 from dagresume.fork import Copy, to_copy
 from dagresume.jobs import CURRENT, Services
 from dagresume.journal import Journal
-from dagresume.lease import Lease
+from dagresume.lease import Lease, elapsed
 from dagresume.letters import decision, resolved, signal
 from dagresume.migration import migrated, take_over, transformed
 from dagresume.observe import log
@@ -258,7 +258,7 @@ class Engine:
         )
         self._written = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
-        lease = round(self._lease_seconds * 1e6)
+        lease, since = round(self._lease_seconds * 1e6), elapsed()
         self._session = await self._store.open(this_session(self._clock.now(), lease))
         self._writer = asyncio.create_task(self._keep_writing(), name="dagresume journal")
         try:
@@ -270,7 +270,7 @@ class Engine:
         self._reader = asyncio.create_task(self._read_letters(), name="dagresume letters")
         self._waker = asyncio.create_task(self._wake_runs(), name="dagresume waker") if self._wakes else None
         renewed = partial(asyncio.get_running_loop().call_soon_threadsafe, self._look_at_runs)
-        self._lease = Lease(self._store, self._clock, self._lease_seconds, renewed)
+        self._lease = Lease(self._store, self._clock, self._lease_seconds, renewed, since)
         self._open, self._left = True, False
         return self
 
@@ -345,9 +345,10 @@ class Engine:
 
     async def _prove_runs(self) -> None:
         ours = [run for run in self._runs.values() if run.owned.run and not run.ended.done()]
-        outcomes = [await self._journal.commit(Unit(run.owned)) for run in ours]
+        outcomes = await asyncio.gather(*(self._journal.commit(Unit(run.owned)) for run in ours))
         for run, outcome in zip(ours, outcomes, strict=True):
-            if isinstance(run, Run) and isinstance(outcome, Refused):
+            ended = run.ended.done()  # meanwhile, by itself: then nobody owns it
+            if isinstance(run, Run) and isinstance(outcome, Refused) and not ended:
                 run.not_written(outcome, ())
         if not any(isinstance(outcome, StoreFailed) for outcome in outcomes):
             self._lease.prove()  # else the next renewal asks again

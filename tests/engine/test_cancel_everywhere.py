@@ -8,6 +8,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +89,17 @@ async def an_outer_scope(case: Case) -> None:
         assert case.fired or result is not None
 
 
+def expire(scope: asyncio.Timeout) -> None:
+    if not scope.expired():
+        scope.reschedule(0)
+
+
 async def a_timeout(case: Case) -> None:
     """As with asyncio.timeout whose time comes just then."""
     async with case.engine() as engine:
         try:
             async with asyncio.timeout(None) as scope:
-                case.arm(lambda: scope.reschedule(0))
+                case.arm(partial(expire, scope))
                 await engine.run(case.wf, key="k")
         except TimeoutError:
             assert case.fired
