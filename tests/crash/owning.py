@@ -191,6 +191,24 @@ def rounds() -> Workflow:
     return wf
 
 
+def steps() -> Workflow:
+    """Sixteen short ones, in two branches: something ends every few milliseconds."""
+    wf = Workflow("steps", idempotent=True)
+
+    async def step(ctx: Context) -> str:
+        note(ctx.path)
+        await asyncio.sleep(0.03)
+        leave(ctx.path, Path("returned.log"))
+        return ctx.path
+
+    for branch, odd in (("x", 0.0), ("y", 1.0)):
+        above: list[str] = []
+        for n in range(8):
+            wf.node(id=f"{branch}{n}", depends_on=above, timeout=30 + odd)(step)
+            above = [f"{branch}{n}"]
+    return wf
+
+
 FLOWS = {
     "fan": fan(),
     "wide fan": fan(count=32),
@@ -201,6 +219,7 @@ FLOWS = {
     "retrying": retrying(),
     "sleeping": sleeping(),
     "rounds": rounds(),
+    "steps": steps(),
 }
 INPUTS: dict[str, dict[str, Any]] = {"rounds": {"start": 0}}
 OPTIONS: dict[str, Any] = {"limits": {"two": Limit(concurrency=2)}}
@@ -245,6 +264,29 @@ async def take_over(flow: str, lease: float, *, bypass: bool = False) -> dict[st
             if told.get("error") != "RunLocked" or time.monotonic() > deadline:
                 return told
             await asyncio.sleep(0.03)
+
+
+async def cancel_later(seconds: float) -> dict[str, Any]:
+    """Cancel the newest run after a while, from here."""
+    async with Engine(DB) as engine:
+        (run,) = await engine.runs(limit=1)
+        leave("", Path("looked"))
+        await asyncio.sleep(seconds)
+        await engine.cancel(run.run_id, by="ann")
+        return {}
+
+
+async def at_the_gate(what: str) -> dict[str, Any]:
+    """Resume the newest run, or cancel it, when the gate opens."""
+    async with Engine(DB, workflows=[FLOWS["steps"]]) as engine:
+        (run,) = await engine.runs(limit=1)
+        leave(str(os.getpid()), Path("ready.log"))
+        while not is_there("gate"):  # noqa: ASYNC110  # another process opens it
+            await asyncio.sleep(0)
+        if what == "resume":
+            return await said(engine.resume(run.run_id))
+        await engine.cancel(run.run_id, by="ann")
+        return {}
 
 
 # -- stores that do not renew ----------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import sqlite3
 import subprocess
@@ -411,5 +412,77 @@ def test_of_a_process_in_another_container_only_the_lease_counts(own: Play, tmp_
     assert own("take_over", flow="line", lease=LEASE).wait(10).told["status"] == "completed"
 
 
+# -- cancelled from elsewhere ----------------------------------------------------------------------------
+
+
+def check_cancelled(folder: Path, told: dict[str, Any]) -> str:
+    """It is cancelled, or had completed; what returned is kept, and nothing is under way."""
+    state = autopsy(folder / "runs.db")
+    assert state.status in {"cancelled", "completed"}, state
+    if state.status == "completed":
+        assert told["status"] == "completed", told
+    else:
+        assert told["error"] == "RunCancelled", told
+        assert "ann" in told["message"] or "cancelled" in told["message"]
+    assert rows(folder, "SELECT owner FROM dagresume_runs") == [(None,)]
+    file = folder / "returned.log"
+    returned = file.read_text().split() if file.exists() else []
+    assert state.completed == set(returned), "what returned is not what is kept"
+    assert not {path for path, (kind, _) in state.last.items() if kind == "node.started"}
+    assert max(Counter(path for path, _, _ in begun(folder)).values()) == 1
+    return str(state.status)
+
+
+def cancel_at(nursery: Zygote, folder: Path, seconds: float) -> str:
+    """Cancel a run from another process after so long; gives how it ended."""
+    folder.mkdir()
+    driver = nursery.call("tests.crash.owning:drive", folder, flow="steps", lease=30)
+    until(lambda: (folder / "world.log").exists())
+    other = nursery.call("tests.crash.owning:cancel_later", folder, seconds=seconds)
+    ended, done = driver.wait(), other.wait()
+    assert ended.error is None, ended.error
+    assert done.error is None, done.error
+    return check_cancelled(folder, ended.told)
+
+
+def cancel_or_go_on(nursery: Zygote, folder: Path) -> str:
+    """Let one process cancel a dead one's run at the moment at which another goes on with it."""
+    folder.mkdir()
+    owner = nursery.call("tests.crash.owning:drive", folder, flow="steps", lease=30)
+    until(lambda: len(begun(folder)) >= 4)
+    owner.kill()
+    owner.wait()
+    (folder / "world.log").unlink()
+    before = autopsy(folder / "runs.db").completed
+    (folder / "returned.log").write_text("\n".join([*before, ""]))
+    play = "tests.crash.owning:at_the_gate"
+    goes_on, cancels = (nursery.call(play, folder, what=what) for what in ("resume", "cancel"))
+    until(lambda: (folder / "ready.log").exists() and len((folder / "ready.log").read_text().split()) == 2)
+    (folder / "gate").touch()
+    ended, done = goes_on.wait(), cancels.wait()
+    assert ended.error is None, ended.error
+    assert done.error is None, done.error
+    state = autopsy(folder / "runs.db")
+    if ended.told.get("status") == "completed" and state.status == "completed" and not begun(folder):
+        return "completed"
+    return check_cancelled(folder, ended.told) if begun(folder) else "cancelled first"
+
+
+def test_a_run_is_cancelled_from_another_process_while_its_nodes_end(nursery: Zygote, tmp_path: Path) -> None:
+    """C5, B16."""
+    assert cancel_at(nursery, tmp_path / "early", 0.0) == "cancelled"
+    cancel_at(nursery, tmp_path / "late", 0.2)
+    cancel_or_go_on(nursery, tmp_path / "both")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_is_cancelled_from_another_process_at_any_moment(nursery: Zygote, tmp_path: Path) -> None:
+    rng = random.Random(4)
+    ended = Counter(cancel_at(nursery, tmp_path / f"c{n}", rng.uniform(0, 0.3)) for n in range(60))
+    raced = Counter(cancel_or_go_on(nursery, tmp_path / f"r{n}") for n in range(60))
+    print(f"\n60 cancels while it ran: {dict(ended)}; 60 cancels as another went on with it: {dict(raced)}")
+
+
 def test_every_flow_is_stopped_somewhere() -> None:
-    assert set(FIRST) | {"blocking", "wide fan"} == set(FLOWS)
+    assert set(FIRST) | {"blocking", "wide fan", "steps"} == set(FLOWS)
