@@ -209,6 +209,70 @@ def steps() -> Workflow:
     return wf
 
 
+def graphs() -> Workflow:
+    """A graph for each of four items, two nodes in each, a plain function among them."""
+    inner = Workflow("inner", output="second")
+
+    @inner.node
+    async def first(n: int, ctx: Context) -> int:
+        await nap(ctx)
+        return n
+
+    @inner.node
+    def second(first: int, ctx: Context) -> int:
+        note(ctx.path)
+        time.sleep(0.15)
+        return first
+
+    wf = Workflow("graphs", idempotent=True)
+    wf.subworkflow("each", inner, for_each={"n": "numbers"}, concurrency=4)
+    return wf
+
+
+def buyer() -> Workflow:
+    """It pays once, after a while."""
+    wf = Workflow("buyer", idempotent=True)
+
+    async def pay() -> int:
+        leave(str(os.getpid()), Path("paid.log"))
+        return 7
+
+    @wf.node
+    async def buys(ctx: Context) -> int:
+        await nap(ctx)
+        return int(await ctx.once("price", pay))
+
+    @wf.node
+    async def keeps(buys: int, ctx: Context) -> int:
+        await nap(ctx)
+        await ctx.save_state(buys)
+        return buys
+
+    return wf
+
+
+def undoable() -> Workflow:
+    """Three nodes whose undos take a while, and one that fails."""
+    wf = Workflow("undoable", on_failure="rollback")
+
+    async def act(ctx: Context) -> str:
+        return ctx.path
+
+    async def undo(output: str, ctx: Context) -> None:
+        note(f"undo:{ctx.path}")
+        await asyncio.sleep(0.15)
+
+    async def fails() -> None:
+        raise ValueError("it is to be undone")
+
+    above: list[str] = []
+    for node in "abc":
+        wf.node(id=node, depends_on=above, compensate=undo)(act)
+        above = [node]
+    wf.node(id="fails", depends_on=above)(fails)
+    return wf
+
+
 FLOWS = {
     "fan": fan(),
     "wide fan": fan(count=32),
@@ -220,8 +284,11 @@ FLOWS = {
     "sleeping": sleeping(),
     "rounds": rounds(),
     "steps": steps(),
+    "graphs": graphs(),
+    "buyer": buyer(),
+    "undoable": undoable(),
 }
-INPUTS: dict[str, dict[str, Any]] = {"rounds": {"start": 0}}
+INPUTS: dict[str, dict[str, Any]] = {"rounds": {"start": 0}, "graphs": {"numbers": [0, 1, 2, 3]}}
 OPTIONS: dict[str, Any] = {"limits": {"two": Limit(concurrency=2)}}
 
 
@@ -264,6 +331,15 @@ async def take_over(flow: str, lease: float, *, bypass: bool = False) -> dict[st
             if told.get("error") != "RunLocked" or time.monotonic() > deadline:
                 return told
             await asyncio.sleep(0.03)
+
+
+async def mark_interrupted(lease: float) -> list[Any]:
+    """Sweep until the run of a session that seems dead was marked; nothing resumes by itself."""
+    async with Engine(DB, lease_seconds=lease) as engine:
+        while not (found := await engine.recover()):  # noqa: ASYNC110  # until its lease is over
+            await asyncio.sleep(0.05)
+        (run,) = await engine.runs(limit=1)
+        return [len(found), run.status]
 
 
 async def cancel_later(seconds: float) -> dict[str, Any]:
@@ -321,7 +397,7 @@ blocking = Workflow("blocking", idempotent=False)
 @blocking.node
 async def hogs(ctx: Context) -> str:
     note(ctx.path)
-    time.sleep(2.0)  # noqa: ASYNC251  # that is what is tested: four leases
+    time.sleep(1.2)  # noqa: ASYNC251  # that is what is tested: four leases
     return ctx.path
 
 
