@@ -59,11 +59,14 @@ def _in_thread(work: Callable[[], Coroutine[Any, Any, RunResult]]) -> RunResult:
     box: list[RunResult] = []
     errors: list[BaseException] = []
     under_way: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
+    unwanted = threading.Event()
 
     async def noted() -> RunResult:
         task = asyncio.current_task()
         assert task is not None
         under_way.append((asyncio.get_running_loop(), task))
+        if unwanted.is_set():  # before there was anything to cancel
+            raise KeyboardInterrupt
         return await work()
 
     def in_thread() -> None:
@@ -73,6 +76,7 @@ def _in_thread(work: Callable[[], Coroutine[Any, Any, RunResult]]) -> RunResult:
             errors.append(error)
 
     def cancel() -> None:
+        unwanted.set()
         for loop, task in under_way:
             with contextlib.suppress(RuntimeError):  # it has just ended
                 loop.call_soon_threadsafe(task.cancel)

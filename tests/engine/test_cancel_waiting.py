@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dagresume import Engine, Limit, Retry, RunCancelled, RunStatus, Workflow
+from dagresume import Engine, Limit, Retry, RunCancelled, RunInterrupted, RunStatus, Workflow
 from dagresume.scheduler import Run
 from dagresume.store import Store
 from tests.engine.kit import Boom, Calls, Home, SlowStore, settle
@@ -317,6 +317,50 @@ async def test_a_result_whose_file_was_being_written_is_kept(sqlite_home: Home, 
     assert result["a"] == "x" * 100
     assert calls == {"a": 1, "b": 1}
     assert files(Path(f"{sqlite_home.path}.blobs")) == 1
+
+
+@pytest.mark.parametrize("how", ["run", "task", "engine"])
+async def test_a_run_inside_a_body_is_stopped_with_it(home: Home, calls: Calls, how: str) -> None:
+    """The outer one is cancelled, its caller is, the engine is left: both rest, and both go on."""
+    inner, outer = Workflow("inner", idempotent=True), Workflow("outer", idempotent=True)
+    gate = asyncio.Event()
+    engine = home.engine(inner, outer, grace_seconds=0.1, concurrency=1)
+
+    @inner.node
+    async def waits() -> int:
+        calls.began("waits")
+        await gate.wait()
+        return 1
+
+    @outer.node
+    async def calls_it() -> int:
+        return int((await engine.run(inner, key="inner"))["waits"])
+
+    before = asyncio.all_tasks()
+    async with engine:
+        running = asyncio.create_task(engine.run(outer, key="outer"))
+        await settle(lambda: calls["waits"] == 1)
+        if how == "run":
+            (info,) = await engine.runs(workflow="outer")
+            await engine.cancel(info.run_id)
+        elif how == "task":
+            running.cancel()
+        if how != "engine":
+            await asyncio.wait([running])
+            ends = {run.workflow: str(run.status) for run in await engine.runs()}
+            assert ends == {"outer": "cancelled" if how == "run" else "interrupted", "inner": "interrupted"}
+    await asyncio.wait([running])
+    expected = {"run": RunCancelled, "task": asyncio.CancelledError, "engine": RunInterrupted}[how]
+    with pytest.raises(expected):
+        running.result()
+    assert asyncio.all_tasks() == before | {asyncio.current_task()}
+    gate.set()
+    again = home.engine(inner, outer)
+    engine = again  # what the body uses
+    async with again:
+        result = await again.run(outer, key="outer")
+        assert result["calls_it"] == 1
+        assert len(await again.runs(workflow="inner")) == 1
 
 
 async def test_a_history_that_is_read_and_left_holds_nobody_up(home: Home, calls: Calls) -> None:
