@@ -10,6 +10,8 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from dagresume.views import RunInfo
     from dagresume.workflow import Workflow
 
-__all__ = ["finished", "opened", "resolve", "work"]
+__all__ = ["file_of", "finished", "opened", "resolve", "work"]
 
 T = TypeVar("T")
 GRACE: Final = 3.0
@@ -66,11 +68,18 @@ async def opened(
         yield engine
 
 
-def _must_exist(db: str) -> None:
+def file_of(db: str) -> Path | None:
+    """Give the file a database is in; None for one on a server."""
     scheme, url, rest = db.partition("://")
     if url and scheme != "sqlite":
+        return None
+    return Path((rest.removeprefix("/") or "dagresume.db") if url else db)
+
+
+def _must_exist(db: str) -> None:
+    path = file_of(db)
+    if path is None:
         return  # a server knows what it has
-    path = Path((rest.removeprefix("/") or "dagresume.db") if url else db)
     if db == ":memory:" or not path.exists():
         what = (
             "nothing outlives its process in :memory:" if db == ":memory:" else f"there is no database {path}"
@@ -149,10 +158,29 @@ def _leave() -> None:
 
 
 def work(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run an asynchronous command to its end; KeyboardInterrupt if a person ended it without a result."""
+    """Run an asynchronous command to its end; KeyboardInterrupt if a person ended it without a result.
 
+    Where a loop runs already, as in a notebook, it has a thread and a loop of its own.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return _worked(make, [])
+    begun: list[_Interrupts] = []
+    with ThreadPoolExecutor(1, "dagresume command") as thread:
+        result = thread.submit(copy_context().run, _worked, make, begun)
+        try:
+            return result.result()
+        except KeyboardInterrupt:
+            for interrupts in begun[: not result.done()]:
+                interrupts(signal.SIGINT, None)
+            return result.result()
+
+
+def _worked(make: Callable[[], Coroutine[Any, Any, T]], begun: list[_Interrupts]) -> T:
     async def watched() -> T:
         interrupts = _Interrupts()
+        begun.append(interrupts)
         try:
             with interrupts.listening():
                 return await make()
