@@ -36,6 +36,7 @@ from dagresume.schema import (
 from dagresume.store import (
     SYSTEM_CLOCK,
     Clear,
+    CommitCancelled,
     Forgotten,
     Holder,
     Loaded,
@@ -190,8 +191,13 @@ class SQLiteStore:
                 connection, worker = connections[-1]
                 await _hop(connection, worker, partial(self._end, worker, session))
         finally:
-            for connection, _ in connections:
-                await connection.close()
+            try:
+                for connection, _ in connections:
+                    await connection.close()
+            except asyncio.CancelledError:  # the loop is taken down, and this task with it
+                for connection, _ in connections:
+                    connection.stop()
+                raise
 
     def _end(self, writer: Worker, session: int) -> None:
         # A session that cannot be ended ends when its lease does.
@@ -239,14 +245,19 @@ class SQLiteStore:
         """Write these units in one durable transaction; one outcome for each, in order.
 
         Units with SQL of the user's have a transaction of their own. Cancelled, this ends after the writing
-        has, which cannot be stopped in the middle.
+        has, which cannot be stopped in the middle: CommitCancelled says what became of the units.
         """
         connection, writer = self._at(0)
         assert isinstance(writer, Writer)
+        outcomes: list[list[Outcome]] = []
         try:
-            return await _hop(connection, writer, partial(writer.write, units))
-        except asyncio.CancelledError:
-            await _to_the_end(_hop(connection, writer, _nothing))
+            await _hop(connection, writer, lambda: outcomes.append(writer.write(units)))
+            return outcomes[0]
+        except asyncio.CancelledError as error:
+            with contextlib.suppress(asyncio.CancelledError):
+                await _to_the_end(_hop(connection, writer, _nothing))
+            if outcomes:
+                raise CommitCancelled(outcomes[0]) from error
             raise
         finally:
             self.commits = writer.commits
