@@ -295,7 +295,7 @@ def _runs(looked: Peek) -> Iterator[Finding]:
     )
     for status, count in resting.items():
         cure = (
-            "They go on with `dagresume resume RUN`, or where their workflow allows it with `dagresume recover`;"
+            "They go on with `dagresume resume RUN`, or `dagresume recover` where their workflow allows it;"
             f" `dagresume list --status {status}` names them."
         )
         yield note("run", looked.path, f"{count} run{'s'[: count > 1]} {status}.", cure)
