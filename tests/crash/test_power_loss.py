@@ -20,9 +20,11 @@ import pytest
 
 from tests.crash import lossyfs
 from tests.crash.disk import Disk, How, Step, read_log
-from tests.crash.witness import FLAWS, RIGHT, Verdict, examine, hear
+from tests.crash.witness import FLAWS, Verdict, examine, hear, right
 
 ROOT = Path(__file__).parents[2]
+PAGES = 360
+"""So many that the log is copied back in the middle of the run."""
 SLOW = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
@@ -34,8 +36,7 @@ def recorded(folder: Path, synchronous: str, flaw: str = "") -> list[Step]:
         with lossyfs.mounted(folder) as (mount, log):
             notes = mount / lossyfs.NOTES
             program = [sys.executable, "-m", "tests.crash.witness", str(mount / "runs.db"), str(notes)]
-            arguments = [synchronous, flaw] if flaw else [synchronous]
-            subprocess.run([*program, *arguments], cwd=ROOT, check=True, timeout=120)
+            subprocess.run([*program, synchronous, str(PAGES), flaw], cwd=ROOT, check=True, timeout=120)
     except OSError as error:
         pytest.skip(str(error))
     return list(read_log(log))
@@ -72,7 +73,7 @@ def played(steps: list[Step], moments: dict[int, list[How]], folder: Path) -> It
             place = folder / f"{n}-{turn}-{how}"
             place.mkdir()
             disk.leave(place, how, random.Random(n * 1000 + turn))
-            yield Cut(n, how, asyncio.run(examine(place / "runs.db", hear(disk.notes))))
+            yield Cut(n, how, asyncio.run(examine(place / "runs.db", hear(disk.notes), PAGES)))
             shutil.rmtree(place)
         if n < len(steps):
             disk.take(steps[n])
@@ -112,7 +113,7 @@ def test_full_keeps_what_was_acknowledged_whenever_the_power_goes(
     shown("full", steps, cuts)
     assert [cut for cut in cuts if cut.verdict.lost or cut.verdict.wrong] == []
     assert {cut.how for cut in cuts} == set(get_args(How))
-    assert max(cut.verdict.reused for cut in cuts) >= len(RIGHT)
+    assert max(cut.verdict.reused for cut in cuts) >= len(right(PAGES))
     assert len(syncs_of("/runs.db", steps)) >= 4, "the log was copied back in the middle of the run, and at both ends"
 
 

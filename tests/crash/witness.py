@@ -1,6 +1,6 @@
 """A run that says what it was told is durable, to a file the fault does not reach; and who checks its word.
 
-    python -m tests.crash.witness DATABASE NOTES SYNCHRONOUS [flaw]
+    python -m tests.crash.witness DATABASE NOTES SYNCHRONOUS PAGES [FLAW]
 
 Notes, a line each, in the order in which things happened: `acked KIND PATH ATTEMPT` for each record and `once
 STATE KEY` for each mark when the commit that holds it had returned, `lost` when one said that it could not
@@ -16,7 +16,8 @@ import os
 import sqlite3
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -25,12 +26,11 @@ from dagresume.sqlite import SQLiteStore
 from dagresume.store import Committed, Outcome, Refused, Unit
 from dagresume.testing import StoreWrapper
 
-__all__ = ["FLAWS", "KEY", "Testimony", "Verdict", "examine", "hear", "workflow"]
+__all__ = ["FLAWS", "KEY", "Account", "Verdict", "examine", "hear", "right", "workflow"]
 
 KEY: Final = "k"
 SPILL: Final = 20_000
-PAGES: Final = 360
-INPUTS: Final[dict[str, Any]] = {"seed": 7, "text": "lorem " * 5000}
+TEXT: Final = "lorem " * 5000
 Tell = Callable[[str], None]
 
 
@@ -51,9 +51,9 @@ def workflow(tell: Tell = lambda line: None, broken: Callable[[], bool] = lambda
     wf = Workflow("witness", idempotent=False)
 
     @wf.node(idempotent=True)
-    async def pages(seed: int) -> list[int]:
+    async def pages(count: int) -> list[int]:
         tell("began pages")
-        return [seed * n for n in range(PAGES)]
+        return list(range(count))
 
     @wf.node(for_each={"n": "pages"}, concurrency=3)
     async def page(n: int, ctx: Context) -> str:
@@ -99,12 +99,18 @@ def workflow(tell: Tell = lambda line: None, broken: Callable[[], bool] = lambda
     return wf
 
 
-def _expected() -> dict[str, Any]:
-    items = [_text(f"page{INPUTS['seed'] * n}", 18_000) for n in range(PAGES)]
-    scan = _text(INPUTS["text"], 40_000)
+def _inputs(pages: int) -> dict[str, Any]:
+    return {"count": pages, "text": TEXT}
+
+
+@cache
+def right(pages: int) -> Mapping[str, Any]:
+    """Give what the workflow gives for this many pages."""
+    items = [_text(f"page{n}", 18_000) for n in range(pages)]
+    scan = _text(TEXT, 40_000)
     sign = _text(scan + _text("receipt", 500), 30_000)
     return {
-        "pages": [INPUTS["seed"] * n for n in range(PAGES)],
+        "pages": list(range(pages)),
         "page": items,
         "scan": scan,
         "sign": sign,
@@ -112,9 +118,6 @@ def _expected() -> dict[str, Any]:
         "frail": len(sign) + 1,
         "report": _digest(items, len(sign) + 1, sign),
     }
-
-
-RIGHT: Final = _expected()
 
 
 # -- the run --------------------------------------------------------------------------------------------
@@ -163,7 +166,7 @@ FLAWS: Final[dict[str, Callable[[], None]]] = {
 """What a careless store would leave out; the checks must notice each of them."""
 
 
-async def _drive(database: str, tell: Tell, synchronous: Literal["full", "normal"]) -> None:
+async def _drive(database: str, tell: Tell, synchronous: Literal["full", "normal"], pages: int) -> None:
     """Run until the frail node fails, and in another engine to the end."""
     broken = True
     wf = workflow(tell, lambda: broken)
@@ -171,7 +174,7 @@ async def _drive(database: str, tell: Tell, synchronous: Literal["full", "normal
         store = _Honest(SQLiteStore(database, synchronous=synchronous), tell)
         try:
             async with Engine(store=store, workflows=[wf], spill_bytes=SPILL) as engine:
-                result = await engine.run(wf, INPUTS, key=KEY)
+                result = await engine.run(wf, _inputs(pages), key=KEY)
                 tell(f"ended {result.status} {result['report']}")
         except DagresumeError as error:
             tell(f"ended {type(error).__name__} {error}")
@@ -181,22 +184,24 @@ async def _drive(database: str, tell: Tell, synchronous: Literal["full", "normal
         broken = False
 
 
-def main(database: str, notes: str, synchronous: Literal["full", "normal"], flaw: str = "") -> None:
+def main(
+    database: str, notes: str, synchronous: Literal["full", "normal"], pages: str, flaw: str = ""
+) -> None:
     """Be the process that is told."""
     file = os.open(notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def tell(line: str) -> None:
-        os.write(file, f"{' '.join(line.split())}\n".encode())
+        os.writev(file, [f"{' '.join(line.split())}\n".encode()])  # a call of its own: faults hit `write`
 
     if flaw:
         FLAWS[flaw]()
-    asyncio.run(_drive(database, tell, synchronous))
+    asyncio.run(_drive(database, tell, synchronous, int(pages)))
 
 
 # -- who checks it --------------------------------------------------------------------------------------
 
 
-class Testimony(NamedTuple):
+class Account(NamedTuple):
     """What the notes say."""
 
     acked: Counter[tuple[str, str, int]]
@@ -207,9 +212,9 @@ class Testimony(NamedTuple):
     """Bodies that began after a commit had failed."""
 
 
-def hear(notes: Sequence[str]) -> Testimony:
+def hear(notes: Sequence[str]) -> Account:
     """Read notes."""
-    said = Testimony(Counter(), {}, Counter(), [], [])
+    said = Account(Counter(), {}, Counter(), [], [])
     lost = False
     for line in notes:
         what, _, rest = line.partition(" ")
@@ -252,29 +257,29 @@ def _stored(database: Path) -> tuple[Counter[tuple[str, str, int]], dict[str, st
         connection.close()
 
 
-async def examine(database: Path, said: Testimony) -> Verdict:
+async def examine(database: Path, said: Account, pages: int) -> Verdict:
     """Compare a database with what had been acknowledged, then go on with its run to the end."""
     there, marks, wrong = _stored(database) if database.exists() else (Counter(), {}, [])
     gone = said.acked - there
     lost = gone.total() + sum(marks.get(key) not in {state, "done"} for key, state in said.once.items())
-    executed, outputs = await _go_on(database, wrong)
+    executed, outputs = await _go_on(database, pages, wrong)
     kept = {path for kind, path, _ in there if kind == "node.completed"}
     again = kept & set(executed)
     if again:
         wrong.append(f"done twice: {sorted(again)}")
-    for path, value in RIGHT.items():
+    for path, value in right(pages).items():
         if outputs.get(path) != value:
             wrong.append(f"{path} came out as {str(outputs.get(path))[:60]!r}")
     wrong += _booked(database)
     return Verdict(lost, wrong, len(kept))
 
 
-async def _go_on(database: Path, wrong: list[str]) -> tuple[Sequence[str], dict[str, Any]]:
+async def _go_on(database: Path, pages: int, wrong: list[str]) -> tuple[Sequence[str], dict[str, Any]]:
     wf = workflow()
     try:
         async with Engine(database, workflows=[wf], spill_bytes=SPILL, synchronous="normal") as engine:
             try:
-                result = await engine.run(wf, INPUTS, key=KEY, raise_on_failure=False)
+                result = await engine.run(wf, _inputs(pages), key=KEY, raise_on_failure=False)
             except UncertainNode as error:
                 result = await engine.retry(error.run_id, raise_on_failure=False)
             if result.status is not RunStatus.COMPLETED:
