@@ -7,6 +7,8 @@ database of somebody else's only if they asked for it; everything else is refuse
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import sqlite3
 import time
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from dagresume.errors import SchemaTooNew, StoreCorrupt, StoreError, StoreFull, StoreReadOnly
+from dagresume.locks import writers
 
 __all__ = [
     "APPLICATION_ID",
@@ -28,6 +31,8 @@ __all__ = [
 ]
 
 _SMALLEST: Final = 512
+_NO_SPACE: Final = 1 << 16
+"""Free bytes below which a disk counts as full: the shared memory beside a log takes half of that at once."""
 APPLICATION_ID: Final = int.from_bytes(b"dgrs", "big")
 EVENT_COLUMNS: Final = "kind, status, attempt, at, path, reason, input, digest, size, took, data, output"
 """The columns of a record, in the order of `Record`'s fields."""
@@ -268,14 +273,35 @@ def explained(path: str, error: Exception) -> StoreError:
     if isinstance(error, StoreError):
         return error
     make = _BY_CODE.get(_code(error))
-    problem = str(error)
     if busy(error):
-        problem = "locked by another program all the time; end what holds it, then resume"
-    found = make(path, problem) if make else StoreError(f"{path}: {problem}")
-    if _code(error) == sqlite3.SQLITE_CANTOPEN:
+        who = ", ".join(writers(path)) or "another program"
+        found = StoreError(f"{path}: locked by {who} all the time; end what holds it, then resume")
+    elif _code(error) == sqlite3.SQLITE_IOERR:
+        found = _of_the_disk(path, f"{error} ({getattr(error, 'sqlite_errorname', 'SQLITE_IOERR')})")
+    elif _code(error) == sqlite3.SQLITE_CANTOPEN:
         found = StoreReadOnly(path, *_why_not_opened(path))
+    else:
+        found = make(path, str(error)) if make else StoreError(f"{path}: {error}")
     found.__cause__ = error
     return found
+
+
+def _of_the_disk(path: str, problem: str) -> StoreError:
+    """Give what an I/O error means: SQLite says no more than that also where the disk is full."""
+    folder = Path(path).parent
+    with contextlib.suppress(OSError):
+        if shutil.disk_usage(folder).free < _NO_SPACE:
+            return StoreFull(path, f"{problem}, and no space is left on its disk")
+        if hasattr(os, "statvfs") and os.statvfs(folder).f_flag & os.ST_RDONLY:
+            return StoreReadOnly(
+                path,
+                f"{problem}; its file system is mounted read-only",
+                "Find out why in the system's log (dmesg), mount it writable, then resume the run.",
+            )
+    return StoreError(
+        f"{path}: {problem}. The system could not read or write the file: look at the disk and in the"
+        " system's log (dmesg). Resume the run when that is mended: nothing finished is lost."
+    )
 
 
 def _why_not_opened(path: str) -> tuple[str, str]:

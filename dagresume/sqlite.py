@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import sqlite3
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
@@ -78,6 +79,7 @@ class SQLiteStore:
         self._session: int | None = None
         self._pid = os.getpid()
         self._connections: list[tuple[aiosqlite.Connection, Worker]] = []
+        self._opened: set[tuple[int, int]] = set()
 
     # opening and closing
 
@@ -90,6 +92,7 @@ class SQLiteStore:
         if self._connections:
             raise StoreError(f"{self.name} is open already")
         self._pid = os.getpid()
+        self._refuse_inherited()
         try:
             await _to_the_end(self._open(session))
         except BaseException:
@@ -98,11 +101,22 @@ class SQLiteStore:
         assert self._session is not None
         return self._session
 
+    def _refuse_inherited(self) -> None:
+        """SQLite takes the locks that the parent of a forked process held for its own, and they are not."""
+        if _is_at(self._path) & _inherited.keys():
+            raise StoreError(
+                f"{self.name} was open in the process from which this one was forked: SQLite's locks do not"
+                " survive that, and what is written here could be lost. Start this process afresh:"
+                " multiprocessing.get_context('spawn'), or a program of its own."
+            )
+
     async def _open(self, session: Session) -> None:
         connection, writer = await self._connect(self._path, self.connection_class)
         assert isinstance(writer, Writer)
         try:
             self._session = await _hop(connection, writer, partial(self._prepare, writer, session))
+            self._opened = _is_at(self._path)
+            _opened.update(self._opened)
             connection, reader = await self._connect(uri(self._path), Worker, uri=True)
             await _hop(connection, reader, partial(reader.execute, "PRAGMA query_only = 1"))
         except sqlite3.Error as error:
@@ -142,7 +156,9 @@ class SQLiteStore:
         ):
             writer.execute(f"PRAGMA {pragma}").fetchall()
         writer.set_up(self._path, self._clock)
-        return persist(writer, partial(self._register, writer, session))
+        number = persist(writer, partial(self._register, writer, session))
+        writer.watch()
+        return number
 
     def _register(self, writer: Writer, session: Session) -> int:
         writer.execute("BEGIN IMMEDIATE")
@@ -168,6 +184,8 @@ class SQLiteStore:
         finally:
             for connection, _ in connections:
                 await connection.close()
+            _opened.subtract(self._opened)
+            self._opened = set()
 
     def _end(self, writer: Worker, session: int) -> None:
         # A session that cannot be ended ends when its lease does.
@@ -334,8 +352,36 @@ class SQLiteStore:
     async def changed(self) -> int:
         """Give a number that differs from the last one if another connection has written since."""
         connection, writer = self._at(0)
-        rows = await _hop(connection, writer, lambda: writer.execute("PRAGMA data_version").fetchone())
+        try:
+            rows = await _hop(connection, writer, lambda: writer.execute("PRAGMA data_version").fetchone())
+        except sqlite3.Error as error:
+            raise explained(self._path, error) from error
         return int(rows[0])
+
+
+# -- forked processes -----------------------------------------------------------------------------------
+
+_opened: Final[Counter[tuple[int, int]]] = Counter()
+"""The files (device, inode) that stores of this process have open, and how many have."""
+_inherited: Final[Counter[tuple[int, int]]] = Counter()
+"""Those that were open in the process from which this one was forked."""
+
+
+def _is_at(path: str) -> set[tuple[int, int]]:
+    try:
+        found = os.stat(path)  # noqa: PTH116
+    except OSError:
+        return set()
+    return {(found.st_dev, found.st_ino)}
+
+
+def _inherit() -> None:
+    _inherited.update(+_opened)
+    _opened.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_inherit)
 
 
 # -- in the thread of a connection ----------------------------------------------------------------------

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal, NamedTuple
 
@@ -64,7 +65,7 @@ class _Write(NamedTuple):
             return
         first = _SECTOR - self.at % _SECTOR
         cuts = [0, *range(first, len(self.data), _SECTOR), len(self.data)]
-        for start, end in zip(cuts, cuts[1:], strict=False):
+        for start, end in pairwise(cuts):
             yield _Write(self.at + start, self.data[start:end])
 
 
@@ -188,7 +189,7 @@ class Disk:
         self._files[file].sync()
 
     def _fsyncdir(self, _: bytes, path: str) -> None:
-        folder, _ = self._folder(f"{path.rstrip('/')}/*")
+        folder = self._folder(f"{path.rstrip('/')}/*")[0]
         folder.sync()
 
 

@@ -37,7 +37,16 @@ NOTES: Final = "NOTES"
 _ROOT: Final = Path(__file__).parents[2]
 _STAT: Final = ("st_mode", "st_nlink", "st_size", "st_uid", "st_gid", "st_ino")
 _TIMES: Final = ("st_atime", "st_mtime", "st_ctime")
-_STATVFS: Final = "f_bsize f_frsize f_blocks f_bfree f_bavail f_files f_ffree f_namemax".split()
+_STATVFS: Final = (
+    "f_bsize",
+    "f_frsize",
+    "f_blocks",
+    "f_bfree",
+    "f_bavail",
+    "f_files",
+    "f_ffree",
+    "f_namemax",
+)
 
 
 @contextlib.contextmanager

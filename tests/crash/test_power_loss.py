@@ -80,7 +80,7 @@ def played(steps: list[Step], moments: dict[int, list[How]], folder: Path) -> It
 
 
 def at_every_sync(steps: list[Step], every: int, *hows: How) -> dict[int, list[How]]:
-    return dict.fromkeys(cuts_at_syncs(steps, every), list(hows))
+    return {n: list(hows) for n in cuts_at_syncs(steps, every)}
 
 
 def at_random(steps: list[Step], count: int) -> dict[int, list[How]]:
@@ -91,9 +91,10 @@ def at_random(steps: list[Step], count: int) -> dict[int, list[How]]:
 def shown(title: str, steps: list[Step], cuts: list[Cut]) -> None:
     losing = [cut for cut in cuts if cut.verdict.lost]
     syncs, writes = sum(step.syncs for step in steps), sum(step.op == "write" for step in steps)
+    copied = len(syncs_of("/runs.db", steps))
     hows = ", ".join(f"{count} {how}" for how, count in sorted(Counter(cut.how for cut in cuts).items()))
     print(
-        f"\n{title}: {len(steps)} steps ({writes} writes, {syncs} fsyncs, {len(syncs_of('/runs.db', steps))} of the database),"
+        f"\n{title}: {len(steps)} steps ({writes} writes, {syncs} fsyncs, {copied} of the database),"
         f" {len(cuts)} cuts ({hows}):"
         f" acknowledged records lost at {len(losing)}, at most {max(c.verdict.lost for c in cuts)};"
         f" wrong otherwise at {sum(bool(cut.verdict.wrong) for cut in cuts)}"
@@ -114,7 +115,8 @@ def test_full_keeps_what_was_acknowledged_whenever_the_power_goes(
     assert [cut for cut in cuts if cut.verdict.lost or cut.verdict.wrong] == []
     assert {cut.how for cut in cuts} == set(get_args(How))
     assert max(cut.verdict.reused for cut in cuts) >= len(right(PAGES))
-    assert len(syncs_of("/runs.db", steps)) >= 4, "the log was copied back in the middle of the run, and at both ends"
+    copied = len(syncs_of("/runs.db", steps))
+    assert copied >= 4, "the log was copied back in the middle of the run, and at both ends"
 
 
 @pytest.mark.parametrize("count", [pytest.param(200, marks=SLOW), 0])
@@ -123,7 +125,7 @@ def test_normal_loses_what_came_last_and_nothing_else(tmp_path: Path, count: int
     the test can tell.
     """
     steps = recorded(tmp_path, "normal")
-    of_the_log: dict[int, list[How]] = dict.fromkeys(syncs_of("/runs.db-wal", steps), ["strict"])
+    of_the_log: dict[int, list[How]] = {n: ["strict"] for n in syncs_of("/runs.db-wal", steps)}
     moments = {**at_every_sync(steps, 1, "strict"), **at_random(steps, count)} if count else of_the_log
     cuts = list(played(steps, moments, tmp_path))
     shown("normal", steps, cuts)

@@ -152,7 +152,7 @@ def _without_file_sync() -> None:
         def fsync(descriptor: int) -> None:
             """Do nothing."""
 
-    blobs.os = Forgetful()  # type: ignore[assignment]  # a flaw
+    blobs.os = Forgetful()  # type: ignore[attr-defined, assignment]  # a flaw
 
 
 def _without_folder_sync() -> None:
@@ -243,14 +243,18 @@ class Verdict(NamedTuple):
 
 
 def _stored(database: Path) -> tuple[Counter[tuple[str, str, int]], dict[str, str], list[str]]:
-    """Give what a plain reader finds in the file: records, marks, complaints."""
+    """Give what a plain reader finds in the file, if there is one: records, marks, complaints."""
+    if not database.exists():
+        return Counter(), {}, []
     connection = sqlite3.connect(database)
     try:
         [(sound,)] = connection.execute("PRAGMA integrity_check").fetchall()
         wrong = [] if sound == "ok" else [f"integrity: {sound}"]
         if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'dagresume_events'").fetchall():
             return Counter(), {}, wrong
-        rows = connection.execute("SELECT kind, coalesce(path, '-'), coalesce(attempt, 0) FROM dagresume_events")
+        rows = connection.execute(
+            "SELECT kind, coalesce(path, '-'), coalesce(attempt, 0) FROM dagresume_events"
+        )
         marks = connection.execute("SELECT key, state FROM dagresume_once")
         return Counter(rows.fetchall()), dict(marks.fetchall()), wrong
     finally:
@@ -259,7 +263,7 @@ def _stored(database: Path) -> tuple[Counter[tuple[str, str, int]], dict[str, st
 
 async def examine(database: Path, said: Account, pages: int) -> Verdict:
     """Compare a database with what had been acknowledged, then go on with its run to the end."""
-    there, marks, wrong = _stored(database) if database.exists() else (Counter(), {}, [])
+    there, marks, wrong = _stored(database)
     gone = said.acked - there
     lost = gone.total() + sum(marks.get(key) not in {state, "done"} for key, state in said.once.items())
     executed, outputs = await _go_on(database, pages, wrong)
