@@ -8,6 +8,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from dagresume.codehash import code_hash
+from dagresume.errors import StoreError
 from dagresume.policy import Retry
 from dagresume.store import Definition
 from dagresume.workflow import Approval, Loop, Sleep, WaitFor
@@ -144,7 +145,13 @@ def _source_told(graph: Graph, source: Source) -> str:
 
 def differences(before: str, after: str) -> list[str]:
     """Give what differs between two stored definitions, in words: nodes added, removed, options changed."""
-    return _graph_changes(json.loads(before), json.loads(after))
+    try:
+        return _graph_changes(json.loads(before), json.loads(after))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StoreError(
+            "the stored definition of the run is damaged, so it cannot be compared with the present one."
+            " `dagresume doctor` looks for more of that; restore the database from a backup."
+        ) from error
 
 
 def _graph_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -17,6 +17,7 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from dagresume.clock import to_datetime
+from dagresume.errors import StoreError
 
 __all__ = ["Event", "NodeStatus", "Record", "RunStatus", "Snapshot", "projection", "segments", "status_of"]
 
@@ -84,7 +85,10 @@ class Record(NamedTuple):
     @property
     def facts(self) -> dict[str, Any]:
         """`data`, parsed."""
-        return json.loads(self.data) if self.data else {}
+        try:
+            return json.loads(self.data) if self.data else {}
+        except ValueError as error:
+            raise _damaged(self, "its data cannot be read") from error
 
 
 STARTED: Final = "node.started"
@@ -180,7 +184,17 @@ def status_of(record: Record | None) -> NodeStatus:
         return NodeStatus.PENDING
     if record.kind == FAILED and record.reason == RETRY:
         return NodeStatus.WAITING
-    return _EXACT[record.kind][0]
+    try:
+        return _EXACT[record.kind][0]
+    except KeyError as error:
+        raise _damaged(record, "there is no such kind of record") from error
+
+
+def _damaged(record: Record, problem: str) -> StoreError:
+    return StoreError(
+        f"the journal is damaged: record {record.seq} ({record.kind!r} of {record.path or 'the run'}):"
+        f" {problem}. `dagresume doctor` looks for more of that; restore the database from a backup."
+    )
 
 
 def node_record(

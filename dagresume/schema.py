@@ -273,7 +273,9 @@ def explained(path: str, error: Exception) -> StoreError:
     if isinstance(error, StoreError):
         return error
     make = _BY_CODE.get(_code(error))
-    if busy(error):
+    if isinstance(error, UnicodeDecodeError):  # SQLite's own message quotes what is damaged
+        found: StoreError = StoreCorrupt(path, "it is damaged: what is stored as text is none")
+    elif busy(error):
         who = ", ".join(writers(path)) or "another program"
         found = StoreError(f"{path}: locked by {who} all the time; end what holds it, then resume")
     elif _code(error) == sqlite3.SQLITE_IOERR:
@@ -293,20 +295,26 @@ def _of_the_disk(path: str, problem: str) -> StoreError:
         if shutil.disk_usage(folder).free < _NO_SPACE:
             return StoreFull(path, f"{problem}, and no space is left on its disk")
         if hasattr(os, "statvfs") and os.statvfs(folder).f_flag & os.ST_RDONLY:
-            return StoreReadOnly(
-                path,
-                f"{problem}; its file system is mounted read-only",
-                "Find out why in the system's log (dmesg), mount it writable, then resume the run.",
-            )
+            return StoreReadOnly(path, f"{problem}; {_MOUNTED_READ_ONLY[0]}", _MOUNTED_READ_ONLY[1])
     return StoreError(
         f"{path}: {problem}. The system could not read or write the file: look at the disk and in the"
         " system's log (dmesg). Resume the run when that is mended: nothing finished is lost."
     )
 
 
+_MOUNTED_READ_ONLY: Final = (
+    "its file system is mounted read-only",
+    "Find out why in the system's log (dmesg), mount it writable, then resume the run.",
+)
+
+
 def _why_not_opened(path: str) -> tuple[str, str]:
     """Give what is wrong and what mends it."""
     place = Path(path)
+    if hasattr(os, "statvfs"):
+        with contextlib.suppress(OSError):
+            if os.statvfs(place.parent).f_flag & os.ST_RDONLY:
+                return _MOUNTED_READ_ONLY
     if place.is_dir():
         return "it is a folder", "Name a file in it with --db."
     if not place.parent.exists():

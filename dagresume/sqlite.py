@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 import aiosqlite
 import anyio
 
-from dagresume.errors import StoreError
-from dagresume.events import Record, r5_word
+from dagresume.errors import StoreCorrupt, StoreError
+from dagresume.events import Record, RunStatus, r5_word
 from dagresume.schema import EVENT_COLUMNS, examine, explained, migrate, persist, use_wal
+from dagresume.sessions import closed
 from dagresume.store import (
     SYSTEM_CLOCK,
     Holder,
@@ -45,6 +46,7 @@ __all__ = ["SQLiteStore"]
 T = TypeVar("T")
 _TIMEOUT: Final = 5.0
 _RUN_COLUMNS: Final = ", ".join(RunRow._fields)
+_STATUSES: Final = frozenset(map(str, RunStatus))
 _RECORD: Final = f"{EVENT_COLUMNS.removesuffix(', output')}, NULL, seq"
 """The columns of a `Record` without its output, whose pages a reader of the journal never touches."""
 
@@ -77,6 +79,7 @@ class SQLiteStore:
         self._adopt = adopt
         self._clock = clock
         self._session: int | None = None
+        self._uuid = ""
         self._pid = os.getpid()
         self._connections: list[tuple[aiosqlite.Connection, Worker]] = []
         self._opened: set[tuple[int, int]] = set()
@@ -91,7 +94,7 @@ class SQLiteStore:
         """
         if self._connections:
             raise StoreError(f"{self.name} is open already")
-        self._pid = os.getpid()
+        self._pid, self._uuid = os.getpid(), session.uuid
         self._refuse_inherited()
         try:
             await _to_the_end(self._open(session))
@@ -119,7 +122,7 @@ class SQLiteStore:
             _opened.update(self._opened)
             connection, reader = await self._connect(uri(self._path), Worker, uri=True)
             await _hop(connection, reader, partial(reader.execute, "PRAGMA query_only = 1"))
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise explained(self._path, error) from error
 
     async def _connect(
@@ -188,10 +191,11 @@ class SQLiteStore:
             self._opened = set()
 
     def _end(self, writer: Worker, session: int) -> None:
-        # A session that cannot be ended ends when its lease does.
-        with contextlib.suppress(sqlite3.Error):
-            sql = "UPDATE dagresume_sessions SET ended_at = ? WHERE session = ? AND ended_at IS NULL"
+        sql = "UPDATE dagresume_sessions SET ended_at = ? WHERE session = ? AND ended_at IS NULL"
+        try:
             writer.execute(sql, [self._clock.now(), session])
+        except sqlite3.Error:
+            closed(self._uuid)  # to other processes it ends when its lease does
         if isinstance(writer, Writer):
             writer.wal.close(writer)
 
@@ -259,7 +263,7 @@ class SQLiteStore:
             return await _hop(
                 connection, reader, partial(persist, reader, partial(_in_one_view, reader, job))
             )
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise explained(self._path, error) from error
 
     async def load(self, run_id: str) -> Loaded | None:
@@ -271,16 +275,24 @@ class SQLiteStore:
         found = conn.execute(sql, [run_id]).fetchone()
         if found is None:
             return None
-        row = RunRow(*found)
+        row = self._sound(RunRow(*found))
         # A list of row numbers comes sorted: in order without sorting the rows.
         which = "seq IN (SELECT seq FROM dagresume_events WHERE run = ?)"
         records = conn.execute(
             f"SELECT {_RECORD} FROM dagresume_events WHERE {which} ORDER BY seq", [row.run]
         )
-        graphs = "SELECT graph FROM dagresume_definitions WHERE definition = ?"
+        graphs = "SELECT graph, json_valid(graph) FROM dagresume_definitions WHERE definition = ?"
         graph = conn.execute(graphs, [row.definition]).fetchone()
+        if row.definition and not (graph and graph[1]):
+            raise StoreCorrupt(self._path, f"the stored definition of run {run_id} is damaged")
         owner = holder(conn, row.owner, self._clock)
         return Loaded(row, list(map(Record._make, records)), graph[0] if graph else "", owner)
+
+    def _sound(self, row: RunRow) -> RunRow:
+        """Give a row back, or say that it cannot be one that was written."""
+        if row.status not in _STATUSES:
+            raise StoreCorrupt(self._path, f"run {row.run_id!r} has the status {row.status!r}, which is none")
+        return row
 
     async def find(
         self,
@@ -307,7 +319,7 @@ class SQLiteStore:
         for question in questions:
             where = f"WHERE {' AND '.join(question)}" if question else ""
             sql = f"SELECT {_RUN_COLUMNS} FROM dagresume_runs {where} ORDER BY run DESC LIMIT ?"
-            rows += map(RunRow._make, conn.execute(sql, [*question.values(), limit]))
+            rows += [self._sound(RunRow(*row)) for row in conn.execute(sql, [*question.values(), limit])]
         rows = sorted(rows, reverse=True)[:limit]
         holders = {owner: holder(conn, owner, self._clock) for owner in {row.owner for row in rows}}
         return [(row, holders[row.owner]) for row in rows]
