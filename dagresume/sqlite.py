@@ -213,7 +213,8 @@ class SQLiteStore:
         session, known = self._session, self._known
         if session is None or known is None:
             return False
-        sql = "UPDATE dagresume_sessions SET expires_at = ? WHERE session = ? AND uuid = ? AND ended_at IS NULL"
+        ours = "session = ? AND uuid = ? AND ended_at IS NULL"  # the file may be another by now
+        sql = f"UPDATE dagresume_sessions SET expires_at = ? WHERE {ours}"
         # Who was away for long may have been cleared away as dead.
         marks = ", ".join("?" * (1 + len(known)))
         again = f"INSERT OR IGNORE INTO dagresume_sessions(session, {_SESSION}) VALUES ({marks})"
