@@ -19,7 +19,7 @@ from typing import Final
 
 from dagresume.errors import StoreError, StoreFull, StoreReadOnly
 
-__all__ = ["BlobLost", "BlobStore"]
+__all__ = ["BlobLost", "BlobStore", "explained"]
 
 _PLAIN: Final = re.compile(r"[0-9a-z][0-9a-z-]{0,79}")
 _NAME: Final = re.compile(r"[0-9a-f]{64}")
@@ -45,7 +45,7 @@ class BlobStore:
         content = text.encode()
         name = hashlib.sha256(content).hexdigest()
         folder = self._of(run_id)
-        with _explained(folder):
+        with explained(folder):
             self._make(folder)
             _replace(folder / name, content)
         return name
@@ -68,7 +68,7 @@ class BlobStore:
     def remove_run(self, run_id: str) -> None:
         """Remove all files of a run; it may have none."""
         folder = self._of(run_id)
-        with _explained(folder), contextlib.suppress(FileNotFoundError):
+        with explained(folder), contextlib.suppress(FileNotFoundError):
             shutil.rmtree(folder)
 
     def _of(self, run_id: str) -> Path:
@@ -116,7 +116,8 @@ def _sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _explained(folder: Path) -> Iterator[None]:
+def explained(folder: Path) -> Iterator[None]:
+    """Raise our error, which names this folder, for one of the system's, which becomes its cause."""
     try:
         yield
     except OSError as error:

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import sqlite3
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 import aiosqlite
 import anyio
 
+from dagresume import forks
 from dagresume.errors import StoreCorrupt, StoreError
 from dagresume.events import Record, RunStatus, r5_word
 from dagresume.schema import EVENT_COLUMNS, examine, explained, migrate, persist, use_wal
@@ -83,7 +83,7 @@ class SQLiteStore:
         self._known: Session | None = None
         self._pid = os.getpid()
         self._connections: list[tuple[aiosqlite.Connection, Worker]] = []
-        self._opened: set[tuple[int, int]] = set()
+        self._opened: tuple[int, int] | None = None
 
     # opening and closing
 
@@ -108,7 +108,7 @@ class SQLiteStore:
 
     def _refuse_inherited(self) -> None:
         """SQLite takes the locks that the parent of a forked process held for its own, and they are not."""
-        if _is_at(self._path) & _inherited.keys():
+        if forks.is_inherited(self._path):
             raise StoreError(
                 f"{self.name} was open in the process from which this one was forked: SQLite's locks do not"
                 " survive that, and what is written here could be lost. Start this process afresh:"
@@ -120,8 +120,7 @@ class SQLiteStore:
         assert isinstance(writer, Writer)
         try:
             self._session = await _hop(connection, writer, partial(self._prepare, writer, session))
-            self._opened = _is_at(self._path)
-            _opened.update(self._opened)
+            self._opened = forks.opened(self._path, asyncio.get_running_loop())
             connection, reader = await self._connect(uri(self._path), Worker, uri=True)
             await _hop(connection, reader, partial(reader.execute, "PRAGMA query_only = 1"))
         except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -189,8 +188,8 @@ class SQLiteStore:
         finally:
             for connection, _ in connections:
                 await connection.close()
-            _opened.subtract(self._opened)
-            self._opened = set()
+            forks.closed(self._opened)
+            self._opened = None
 
     def _end(self, writer: Worker, session: int) -> None:
         sql = "UPDATE dagresume_sessions SET ended_at = ? WHERE session = ? AND ended_at IS NULL"
@@ -378,31 +377,6 @@ class SQLiteStore:
         except sqlite3.Error as error:
             raise explained(self._path, error) from error
         return int(rows[0])
-
-
-# -- forked processes -----------------------------------------------------------------------------------
-
-_opened: Final[Counter[tuple[int, int]]] = Counter()
-"""The files (device, inode) that stores of this process have open, and how many have."""
-_inherited: Final[Counter[tuple[int, int]]] = Counter()
-"""Those that were open in the process from which this one was forked."""
-
-
-def _is_at(path: str) -> set[tuple[int, int]]:
-    try:
-        found = os.stat(path)  # noqa: PTH116
-    except OSError:
-        return set()
-    return {(found.st_dev, found.st_ino)}
-
-
-def _inherit() -> None:
-    _inherited.update(+_opened)
-    _opened.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_inherit)
 
 
 # -- in the thread of a connection ----------------------------------------------------------------------

@@ -11,6 +11,7 @@ rows and spilled files (`test_values`), every fsync and write (`test_injected_er
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import random
@@ -29,8 +30,10 @@ import pytest
 
 from dagresume import (
     CheckpointLost,
+    Context,
     DagresumeError,
     Engine,
+    Retry,
     RunFailed,
     RunResult,
     RunStatus,
@@ -43,7 +46,7 @@ from dagresume.sessions import closed
 from dagresume.sqlite import SQLiteStore
 from dagresume.store import Outcome, Unit
 from dagresume.writer import Writer
-from tests.engine.kit import Calls
+from tests.engine.kit import Calls, Home, TurnedClock
 
 BIG = 100_000
 
@@ -572,3 +575,246 @@ async def test_a_spilled_output_that_is_spoilt(scene: Scene, what: str) -> None:
     assert scene.calls == {"big": 1, "b": 1, "c": 1}
     seen = str(found).replace(str(scene.path), "runs.db").replace(failed.run_id, "R").replace(blob.name, "…")
     scene.note(f"the file of a spilled output is {what}", seen, "retry --from big ran big, b, c")
+
+
+# -- what belongs to somebody else ----------------------------------------------------------------------
+
+FORKING = """
+import asyncio, os, sys, threading
+from dagresume import Engine, StoreError, Workflow
+
+wf = Workflow("w", idempotent=True)
+
+@wf.node
+async def a() -> int:
+    pid = os.fork()
+    if not pid:
+        {child}
+    _, status = await asyncio.to_thread(os.waitpid, pid, 0)
+    print("the child ended with", os.waitstatus_to_exitcode(status), flush=True)
+    return 1
+
+def own() -> None:
+    async def opening() -> None:
+        try:
+            async with Engine("runs.db"):
+                os._exit(1)
+        except StoreError as error:
+            print(error, flush=True)
+            os._exit(7)
+    asyncio.run(opening())
+
+def other() -> None:
+    async def opening() -> None:
+        async with Engine("other.db") as engine:
+            assert (await engine.run(quiet))["b"] == 2
+        os._exit(0)
+    asyncio.run(opening())
+
+quiet = Workflow("quiet")
+
+@quiet.node
+async def b() -> int:
+    return 2
+
+def in_thread(work) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    os._exit(5)
+
+async def main() -> None:
+    async with Engine("runs.db") as engine:
+        assert (await engine.run(wf, key="k"))["a"] == 1
+        assert (await engine.run(quiet))["b"] == 2
+    print("the parent is well", flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize(
+    ("child", "code", "seen"),
+    [
+        ("os._exit(0)", 0, ""),
+        ("sys.exit(3)", 1, ""),
+        ("raise ValueError", 1, ""),
+        ("in_thread(own)", 7, "was open in the process from which this one was forked"),
+        ("in_thread(other)", 0, ""),
+    ],
+    ids=["leaves at once", "exits", "raises", "opens the same file", "opens another file"],
+)
+def test_a_child_forked_in_a_body(tmp_path: Path, table: list[Row], child: str, code: int, seen: str) -> None:
+    """B25: it ends, and its parent is well. asyncio lets no loop go on in a forked child, which ends with 1.
+
+    A second engine on the same file in the child would write behind its parent's back: SQLite takes the
+    parent's locks for the child's own, and what the child commits is lost when the parent closes.
+    """
+    (tmp_path / "program.py").write_text(FORKING.format(child=child))
+    command = [sys.executable, "-W", "ignore", "program.py"]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert f"the child ended with {code}\n" in ended.stdout
+    assert ended.stdout.endswith("the parent is well\n")
+    assert seen in ended.stdout
+    with contextlib.closing(sqlite3.connect(tmp_path / "runs.db")) as conn:
+        assert conn.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    told = ended.stdout.splitlines()[0] if seen else f"the child ended with {code}"
+    table.append(Row(f"a body forks, and the child: {child}", told, "the parent's run completed"))
+
+
+# -- time -----------------------------------------------------------------------------------------------
+
+DAY = 86_400.0
+
+
+@pytest.mark.parametrize("turn", [-DAY, DAY, -400 * DAY], ids=["back a day", "on a day", "back a year"])
+@pytest.mark.parametrize("when", ["between", "during"])
+async def test_a_clock_that_is_turned(scene: Scene, turn: float, when: str) -> None:
+    """Order is that of the journal, not of its times; a retry's pause is measured, not looked up."""
+    clock = TurnedClock()
+
+    def turned() -> None:
+        clock.ahead += turn
+
+    if when == "during":
+        scene.meanwhile["b"] = turned
+    scene.calls.broken = {"c"}
+    failed = await scene.run(clock=clock)
+    assert isinstance(failed, RunFailed)
+    scene.calls.mend()
+    if when == "between":
+        turned()
+    result = await scene.run(clock=clock)
+    assert isinstance(result, RunResult), repr(result)
+    assert result["c"] == BIG + 1
+    assert scene.calls == {"c": 1}
+    async with Engine(scene.path, workflows=[scene.wf], clock=clock) as engine:
+        seqs = [event.seq for event in [event async for event in engine.events(failed.run_id)]]
+        assert seqs == sorted(set(seqs))
+        again = await engine.run(scene.wf, key="k", window=10 * DAY)
+        assert again.run_id == failed.run_id, "it is not older than the window"
+    scene.note(f"the clock is turned by {turn / DAY:+.0f} days {when} runs", "the result", "ran c alone")
+
+
+async def test_pauses_and_limits_do_not_hang_on_the_wall_clock(sqlite_home: Home) -> None:
+    clock = TurnedClock()
+    wf = Workflow("pausing", idempotent=True, retry=Retry(3, delay=0.01))
+    tries: list[int] = []
+
+    @wf.node(timeout=5)
+    async def a() -> int:
+        tries.append(1)
+        clock.ahead += DAY if len(tries) == 1 else -2 * DAY
+        if len(tries) < 3:
+            raise ConnectionError("again")
+        return 1
+
+    async with sqlite_home.engine(clock=clock) as engine:
+        assert (await engine.run(wf))["a"] == 1
+    assert len(tries) == 3
+
+
+# -- beside the database --------------------------------------------------------------------------------
+
+
+def folders_of_parts(artifacts: Path) -> list[Path]:
+    """Give the folders into which bodies have put their part."""
+    return [path.parent for path in artifacts.rglob("part")]
+
+
+async def test_files_of_an_attempt_that_cannot_be_cleared_away(sqlite_home: Home) -> None:
+    """The error is ours, names the folder, and has the system's as its cause."""
+    wf = Workflow("filing", idempotent=True)
+    broken = True
+
+    @wf.node
+    async def files(ctx: Context) -> int:
+        ctx.artifacts.joinpath("part").write_text("x")
+        if broken:
+            raise ConnectionError("later")
+        return 1
+
+    failed = await sqlite_home.run(wf)
+    [folder] = folders_of_parts(Path(f"{sqlite_home.path}.artifacts"))
+    shutil.rmtree(folder)
+    folder.write_text("a file where the folder was")
+    broken = False
+    async with sqlite_home.engine(wf) as engine:
+        with pytest.raises(StoreError, match=str(folder)) as caught:
+            await engine.resume(failed.run_id)
+        assert isinstance(caught.value.__cause__, OSError)
+    folder.unlink()
+    assert (await sqlite_home.resume(wf, failed.run_id))["files"] == 1
+
+
+class OnceDeaf(Writer):
+    """Cannot say once whether others have written."""
+
+    failures = 0
+
+    def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
+        if sql == "PRAGMA data_version" and not self.failures:
+            type(self).failures += 1
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode, error.sqlite_errorname = sqlite3.SQLITE_IOERR, "SQLITE_IOERR_READ"
+            raise error
+        return super().execute(sql, *parameters)
+
+
+async def test_letters_are_read_on_after_an_error(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C8: the task that looks for what other processes wrote does not die of one failed look."""
+    monkeypatch.setattr(OnceDeaf, "failures", 0)
+    wf = Workflow("asking")
+    wf.approval("may", depends_on=[], prompt="May it?")
+    store = Store(db, OnceDeaf)
+    async with Engine(store=store, workflows=[wf]) as engine, Engine(db, workflows=[wf]) as other:
+        running = asyncio.create_task(engine.run(wf, wait="all"))
+        while not OnceDeaf.failures:  # noqa: ASYNC110  # it has no event
+            await asyncio.sleep(0.01)
+        [info] = await other.runs()
+        await other.decide(info.run_id, "may", by="me")
+        assert (await asyncio.wait_for(running, 10))["may"]["approved"]
+
+
+# -- readers that stay ----------------------------------------------------------------------------------
+
+
+async def test_a_reader_that_stays_is_named(
+    scene: Scene, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B26: the log grows while another program holds a snapshot; a warning says so once and names it."""
+    monkeypatch.setattr("dagresume.wal._TOO_LONG", 1000)
+    monkeypatch.setattr("dagresume.wal._WARN", 1200)
+    wf = Workflow("writing", idempotent=True)
+
+    @wf.node
+    async def numbers(count: int) -> list[int]:
+        return list(range(count))
+
+    @wf.node(for_each={"n": "numbers"}, concurrency=1)
+    async def write(n: int) -> str:
+        return f"{n:04}" * 10_000
+
+    warning = "log grows"
+    async with Engine(scene.path, synchronous="normal") as engine:
+        await engine.run(wf, {"count": 5})
+        with held(scene.path, "BEGIN") as reader:
+            await engine.run(wf, {"count": 500})
+            said = [record.getMessage() for record in caplog.records if warning in record.getMessage()]
+            grown = scene.log_size
+        await engine.run(wf, {"count": 300})
+        assert scene.log_size <= 12 << 20, "it has started over"
+    assert len(said) == 1
+    if sys.platform == "linux":
+        assert f"process {reader.pid}" in said[0]
+    assert "MiB" in said[0]
+    assert grown > 12 << 20
+    seen = said[0].replace(str(scene.path), "runs.db").replace(str(reader.pid), "N")
+    scene.note(
+        "another program reads in one transaction all the time", seen, "the log started over by itself"
+    )
