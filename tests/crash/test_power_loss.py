@@ -101,7 +101,7 @@ def shown(title: str, steps: list[Step], cuts: list[Cut]) -> None:
     )
 
 
-@pytest.mark.parametrize(("every", "count"), [pytest.param(1, 200, marks=SLOW), (40, 4)])
+@pytest.mark.parametrize(("every", "count"), [pytest.param(1, 200, marks=SLOW), (80, 3)])
 def test_full_keeps_what_was_acknowledged_whenever_the_power_goes(
     tmp_path: Path, every: int, count: int
 ) -> None:
