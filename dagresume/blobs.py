@@ -19,7 +19,7 @@ from typing import Final
 
 from dagresume.errors import StoreError, StoreFull, StoreReadOnly
 
-__all__ = ["BlobLost", "BlobStore", "measure", "remove", "sync_folder"]
+__all__ = ["BlobLost", "BlobStore", "explained", "measure", "remove", "sync_folder"]
 
 _PLAIN: Final = re.compile(r"[0-9a-z][0-9a-z-]{0,79}")
 _NAME: Final = re.compile(r"[0-9a-f]{64}")
@@ -45,7 +45,7 @@ class BlobStore:
         content = text.encode()
         name = hashlib.sha256(content).hexdigest()
         folder = self.of(run_id)
-        with _explained(folder):
+        with explained(folder):
             self._make(folder)
             _replace(folder / name, content)
         return name
@@ -90,7 +90,7 @@ class BlobStore:
 
 def remove(folder: Path) -> None:
     """Remove a folder with all that is in it, if it is there; a link in its place goes, not what it shows."""
-    with _explained(folder), contextlib.suppress(FileNotFoundError):
+    with explained(folder), contextlib.suppress(FileNotFoundError):
         if folder.is_symlink():
             folder.unlink()
         else:
@@ -100,7 +100,7 @@ def remove(folder: Path) -> None:
 def measure(folder: Path) -> tuple[int, int]:
     """Give how many files are in a folder and below it, and their bytes; no link is followed."""
     count = size = 0
-    with _explained(folder):
+    with explained(folder):
         if folder.is_symlink():
             return 0, 0
         for place, _, names in os.walk(folder):
@@ -139,7 +139,8 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _explained(folder: Path) -> Iterator[None]:
+def explained(folder: Path) -> Iterator[None]:
+    """Raise our error, which names this folder, for one of the system's, which becomes its cause."""
     try:
         yield
     except OSError as error:

@@ -636,16 +636,16 @@ class StoreContract:
     async def test_a_definition_is_stored_once_and_can_change_with_a_claim(self, enter: Opener) -> None:
         engine = await enter()
         for n in (1, 2):
-            await engine.one(new_run(f"r{n}", engine.session), created(), definition=definition("{1}"))
+            await engine.one(new_run(f"r{n}", engine.session), created(), definition=definition("[1]"))
         assert (await engine.row("r1")).definition == (await engine.row("r2")).definition
         await engine.one(Owned(1, engine.session, 1), run_record("run.failed", START))
         await engine.one(
-            Claim(1, engine.session, 3), run_record("run.claimed", START), definition=definition("{2}", "2")
+            Claim(1, engine.session, 3), run_record("run.claimed", START), definition=definition("[2]", "2")
         )
         row, _, graph, _ = await engine.all("r1")
-        assert (row.version, graph) == ("2", "{2}")
+        assert (row.version, graph) == ("2", "[2]")
         row, _, graph, _ = await engine.all("r2")
-        assert (row.version, graph) == ("1", "{1}")
+        assert (row.version, graph) == ("1", "[1]")
 
     async def test_log_lines_go_in_with_their_unit_and_come_out_in_order(self, enter: Opener) -> None:
         engine = await enter()

@@ -18,6 +18,7 @@ import anyio
 
 from dagresume import codec
 from dagresume import events as ev
+from dagresume.blobs import explained
 from dagresume.context import artifacts_of
 from dagresume.errors import DagresumeError, DefinitionError, OnceInFlight, OnceUncertain, StoreError
 from dagresume.events import Record
@@ -124,7 +125,8 @@ class Notes:
     async def prepare(self, job: Job) -> None:
         """Fetch the state that the attempt before has left, and clear away its files."""
         if self._clears(job):
-            await anyio.to_thread.run_sync(shutil.rmtree, self._folder(job))
+            with explained(self._folder(job)):
+                await anyio.to_thread.run_sync(shutil.rmtree, self._folder(job))
         snapshot = self._run.snapshot
         saved, last = snapshot.states.get(job.path), snapshot.paths.get(job.path)
         if saved is None or saved.input != job.fingerprint:

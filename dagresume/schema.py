@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sqlite3
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from dagresume.errors import SchemaTooNew, StoreCorrupt, StoreError, StoreFull, StoreReadOnly
+from dagresume.locks import writers
 
 __all__ = [
     "APPLICATION_ID",
@@ -33,6 +35,8 @@ __all__ = [
 ]
 
 _SMALLEST: Final = 512
+_NO_SPACE: Final = 1 << 16
+"""Free bytes below which a disk counts as full: the shared memory beside a log takes half of that at once."""
 APPLICATION_ID: Final = int.from_bytes(b"dgrs", "big")
 EVENT_COLUMNS: Final = "kind, status, attempt, at, path, reason, input, digest, size, took, data, output"
 """The columns of a record, in the order of `Record`'s fields."""
@@ -369,19 +373,48 @@ def explained(path: str, error: Exception) -> StoreError:
     if isinstance(error, StoreError):
         return error
     make = _BY_CODE.get(_code(error))
-    problem = str(error)
-    if busy(error):
-        problem = "locked by another program all the time; end what holds it, then resume"
-    found = make(path, problem) if make else StoreError(f"{path}: {problem}")
-    if _code(error) == sqlite3.SQLITE_CANTOPEN:
+    if isinstance(error, UnicodeDecodeError):  # SQLite's own message quotes what is damaged
+        found: StoreError = StoreCorrupt(path, "it is damaged: what is stored as text is none")
+    elif busy(error):
+        who = ", ".join(writers(path)) or "another program"
+        found = StoreError(f"{path}: locked by {who} all the time; end what holds it, then resume")
+    elif _code(error) == sqlite3.SQLITE_IOERR:
+        found = _of_the_disk(path, f"{error} ({getattr(error, 'sqlite_errorname', 'SQLITE_IOERR')})")
+    elif _code(error) == sqlite3.SQLITE_CANTOPEN:
         found = StoreReadOnly(path, *_why_not_opened(path))
+    else:
+        found = make(path, str(error)) if make else StoreError(f"{path}: {error}")
     found.__cause__ = error
     return found
+
+
+def _of_the_disk(path: str, problem: str) -> StoreError:
+    """Give what an I/O error means: SQLite says no more than that also where the disk is full."""
+    folder = Path(path).parent
+    with contextlib.suppress(OSError):
+        if shutil.disk_usage(folder).free < _NO_SPACE:
+            return StoreFull(path, f"{problem}, and no space is left on its disk")
+        if hasattr(os, "statvfs") and os.statvfs(folder).f_flag & os.ST_RDONLY:
+            return StoreReadOnly(path, f"{problem}; {_MOUNTED_READ_ONLY[0]}", _MOUNTED_READ_ONLY[1])
+    return StoreError(
+        f"{path}: {problem}. The system could not read or write the file: look at the disk and in the"
+        " system's log (dmesg). Resume the run when that is mended: nothing finished is lost."
+    )
+
+
+_MOUNTED_READ_ONLY: Final = (
+    "its file system is mounted read-only",
+    "Find out why in the system's log (dmesg), mount it writable, then resume the run.",
+)
 
 
 def _why_not_opened(path: str) -> tuple[str, str]:
     """Give what is wrong and what mends it."""
     place = Path(path)
+    if hasattr(os, "statvfs"):
+        with contextlib.suppress(OSError):
+            if os.statvfs(place.parent).f_flag & os.ST_RDONLY:
+                return _MOUNTED_READ_ONLY
     if place.is_dir():
         return "it is a folder", "Name a file in it with --db."
     if not place.parent.exists():

@@ -15,9 +15,10 @@ from typing import Final, NamedTuple
 
 from dagresume.store import Session
 
-__all__ = ["Machine", "is_alive", "this_machine", "this_session"]
+__all__ = ["Machine", "closed", "is_alive", "this_machine", "this_session"]
 
 _PROC: Final = Path("/proc")
+_closed: Final[set[str]] = set()
 
 
 class Machine(NamedTuple):
@@ -40,9 +41,16 @@ def this_session(now: int, lease: int, proc: Path = _PROC) -> Session:
     return Session(uuid.uuid4().hex, *machine, pid, _started(pid, proc), now, now + lease)
 
 
+def closed(uuid: str) -> None:
+    """Note that a session of this process is over, although it could not be said where it is kept (the disk
+    was full): so this process need not wait for the end of its lease.
+    """
+    _closed.add(uuid)
+
+
 def is_alive(session: Session, now: int, proc: Path = _PROC) -> bool:
     """Say whether this session still lives, as far as can be told from here."""
-    if session.expires_at < now:
+    if session.expires_at < now or session.uuid in _closed:
         return False
     here = this_machine(proc)
     comparable = None not in (here.boot_id, here.pid_ns, session.pid_started)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 import aiosqlite
 import anyio
 
+from dagresume import forks
 from dagresume.errors import StoreError
 from dagresume.events import Record, r5_word
 from dagresume.forgetting import foresee, forget
@@ -33,6 +34,7 @@ from dagresume.schema import (
     refuse_cut,
     use_wal,
 )
+from dagresume.sessions import closed
 from dagresume.store import (
     SYSTEM_CLOCK,
     Clear,
@@ -95,6 +97,7 @@ class SQLiteStore:
         self._known: Session | None = None
         self._pid = os.getpid()
         self._connections: list[tuple[aiosqlite.Connection, Worker]] = []
+        self._opened: tuple[int, int] | None = None
 
     # opening and closing
 
@@ -107,6 +110,7 @@ class SQLiteStore:
         if self._connections:
             raise StoreError(f"{self.name} is open already")
         self._pid = os.getpid()
+        self._refuse_inherited()
         try:
             await _to_the_end(self._open(session))
         except BaseException:
@@ -117,6 +121,15 @@ class SQLiteStore:
         _warn_of_place(self._path)
         return self._session
 
+    def _refuse_inherited(self) -> None:
+        """SQLite takes the locks that the parent of a forked process held for its own, and they are not."""
+        if forks.is_inherited(self._path):
+            raise StoreError(
+                f"{self.name} was open in the process from which this one was forked: SQLite's locks do not"
+                " survive that, and what is written here could be lost. Start this process afresh:"
+                " multiprocessing.get_context('spawn'), or a program of its own."
+            )
+
     async def _open(self, session: Session) -> None:
         refuse_cut(self._path)
         connection, writer = await self._connect(
@@ -125,9 +138,10 @@ class SQLiteStore:
         assert isinstance(writer, Writer)
         try:
             self._session = await _hop(connection, writer, partial(self._prepare, writer, session))
+            self._opened = forks.opened(self._path, asyncio.get_running_loop())
             connection, reader = await self._connect(uri(self._path), Worker, uri=True)
             await _hop(connection, reader, partial(reader.execute, "PRAGMA query_only = 1"))
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise explained(self._path, error) from error
 
     async def _connect(
@@ -167,7 +181,9 @@ class SQLiteStore:
         ):
             writer.execute(f"PRAGMA {pragma}").fetchall()
         writer.set_up(self._path, self._clock)
-        return persist(writer, partial(self._register, writer, session))
+        number = persist(writer, partial(self._register, writer, session))
+        writer.watch()
+        return number
 
     def _register(self, writer: Writer, session: Session) -> int:
         writer.execute("BEGIN IMMEDIATE")
@@ -198,12 +214,17 @@ class SQLiteStore:
                 for connection, _ in connections:
                     connection.stop()
                 raise
+            finally:
+                forks.closed(self._opened)
+                self._opened = None
 
     def _end(self, writer: Worker, session: int) -> None:
-        # A session that cannot be ended ends when its lease does.
-        with contextlib.suppress(sqlite3.Error):
-            sql = "UPDATE dagresume_sessions SET ended_at = ? WHERE session = ? AND ended_at IS NULL"
+        sql = "UPDATE dagresume_sessions SET ended_at = ? WHERE session = ? AND ended_at IS NULL"
+        try:
             writer.execute(sql, [self._clock.now(), session])
+        except sqlite3.Error:
+            if self._known is not None:
+                closed(self._known.uuid)  # to other processes it ends when its lease does
         if isinstance(writer, Writer):
             writer.wal.close(writer)
 
@@ -218,7 +239,8 @@ class SQLiteStore:
         session, known = self._session, self._known
         if session is None or known is None:
             return False
-        sql = "UPDATE dagresume_sessions SET expires_at = ? WHERE session = ? AND ended_at IS NULL"
+        ours = "session = ? AND uuid = ? AND ended_at IS NULL"  # the file may be another by now
+        sql = f"UPDATE dagresume_sessions SET expires_at = ? WHERE {ours}"
         # Who was away for long may have been cleared away as dead.
         marks = ", ".join("?" * (1 + len(known)))
         again = f"INSERT OR IGNORE INTO dagresume_sessions(session, {_SESSION}) VALUES ({marks})"
@@ -226,7 +248,7 @@ class SQLiteStore:
             with self._visit(timeout=1.0) as conn:
                 conn.execute("PRAGMA synchronous = NORMAL")
                 conn.execute("PRAGMA wal_autocheckpoint = 0").fetchall()
-                if conn.execute(sql, [expires_at, session]).rowcount:
+                if conn.execute(sql, [expires_at, session, known.uuid]).rowcount:
                     return True
                 return bool(conn.execute(again, [session, *known._replace(expires_at=expires_at)]).rowcount)
         except sqlite3.Error as error:
@@ -301,7 +323,7 @@ class SQLiteStore:
             return await _hop(
                 connection, reader, partial(persist, reader, partial(_in_one_view, reader, job))
             )
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise explained(self._path, error) from error
 
     async def load(self, run_id: str) -> Loaded | None:
@@ -394,7 +416,10 @@ class SQLiteStore:
     async def changed(self) -> int:
         """Give a number that differs from the last one if another connection has written since."""
         connection, writer = self._at(0)
-        rows = await _hop(connection, writer, lambda: writer.execute("PRAGMA data_version").fetchone())
+        try:
+            rows = await _hop(connection, writer, lambda: writer.execute("PRAGMA data_version").fetchone())
+        except sqlite3.Error as error:
+            raise explained(self._path, error) from error
         return int(rows[0])
 
 

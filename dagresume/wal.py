@@ -2,7 +2,8 @@
 
 A checkpoint beside a busy writer never catches up with it, so that the log would grow for ever. Therefore
 in two steps: a thread copies the bulk back while the writer goes on, then the writer copies the small rest
-between two of its transactions; the next one starts the log over.
+between two of its transactions; the next one starts the log over. A reader that stays in one transaction
+keeps it from that; then the log grows, and a warning says who it is.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import sqlite3
 import threading
 from pathlib import Path
 from typing import Final
+
+from dagresume.locks import readers
+from dagresume.observe import log
 
 __all__ = ["SIZE_LIMIT", "Wal", "uri"]
 
@@ -23,6 +27,8 @@ _BULK: Final = 800
 _TOO_FAR: Final = 3 * _BULK
 """Frames after which the writer waits for the copying, which a writer that is never still may hold up."""
 _TOO_LONG: Final = (32 << 20) // _PAGE
+_WARN: Final = (48 << 20) // _PAGE
+"""Frames from which on it is said that the log cannot start over."""
 _ROW: Final = 200
 """Bytes that a record and its index entries fill, without its output."""
 
@@ -45,6 +51,7 @@ class Wal:
         self._scale = 1.0
         self._too_long = _TOO_LONG
         self._extended = False
+        self._said: set[str] = set()
         self._copier: threading.Thread | None = None
 
     def after(self, conn: sqlite3.Connection, commits: int, rows: int, size: int) -> None:
@@ -66,9 +73,11 @@ class Wal:
         """Copy everything back and empty the log, unless somebody else uses it just now."""
         if self._copier is not None:
             self._copier.join()
-        with contextlib.suppress(sqlite3.Error):
+        try:
             conn.execute("PRAGMA busy_timeout = 500")
             conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        except sqlite3.Error as error:
+            self._warn_of(error)
 
     def _extend(self, conn: sqlite3.Connection) -> None:
         """Make the file as long as it usually gets: a transaction too big for the cache, undone."""
@@ -93,14 +102,19 @@ class Wal:
                 conn.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
     def _finish(self, conn: sqlite3.Connection) -> None:
-        with contextlib.suppress(sqlite3.Error):
+        try:
             _, length, copied = conn.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-            written = length - self._left if length > self._left else length
-            self._scale = min(max(self._scale * written / self._frames, 0.25), 25.0)
-            self._left = length if copied < length else 0
-            self._frames = 0.0
-            if length >= self._too_long:
-                self._restart(conn, length)
+        except sqlite3.Error as error:
+            self._frames = 0.0  # tried again after as many frames more, not at each commit
+            self._warn_of(error)
+            return
+        self._said.discard("copied")
+        written = length - self._left if length > self._left else length
+        self._scale = min(max(self._scale * written / self._frames, 0.25), 25.0)
+        self._left = length if copied < length else 0
+        self._frames = 0.0
+        if length >= self._too_long:
+            self._restart(conn, length)
 
     def _restart(self, conn: sqlite3.Connection, length: int) -> None:
         """Wait a little for the readers that keep the log from starting over; more seldom if they stay."""
@@ -114,3 +128,32 @@ class Wal:
         finally:
             conn.execute(f"PRAGMA busy_timeout = {timeout}")
         self._too_long = _TOO_LONG if done else 5 * length // 4
+        if done:
+            self._said.discard("over")
+        elif length >= _WARN:
+            self._warn_of_readers(length)
+
+    def _warn_of_readers(self, length: int) -> None:
+        if self._is_news("over"):
+            who = ", ".join(readers(self._path)) or "some process"
+            log.warning(
+                "the write-ahead log grows: it cannot start over while a transaction reads what is in it",
+                file=f"{self._path}-wal",
+                size=f"{length * _PAGE >> 20} MiB",
+                reader=who,
+                advice="end that transaction, or the process; the log starts over by itself then",
+            )
+
+    def _warn_of(self, error: sqlite3.Error) -> None:
+        if self._is_news("copied"):
+            log.warning(
+                "the write-ahead log cannot be copied back into the database; what is in it is safe there",
+                file=f"{self._path}-wal",
+                why=str(error),
+                advice="look at the disk and its free space; it is tried again by itself",
+            )
+
+    def _is_news(self, what: str) -> bool:
+        known = what in self._said
+        self._said.add(what)
+        return not known

@@ -9,12 +9,15 @@ again alone.
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from dagresume.errors import StoreError
 from dagresume.events import LETTERS, Record, RunStatus, projection
 from dagresume.schema import EVENT_COLUMNS, busy, explained, persist
 from dagresume.sessions import is_alive
@@ -50,6 +53,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Worker", "Writer", "holder"]
 
+LOOK: Final = 0.25
+"""Seconds between two looks whether the files are still there."""
 _WIDTH: Final = 12
 _MOST_ROWS: Final = 1024
 _RUN_COLUMNS: Final = ", ".join(RunRow._fields)
@@ -121,14 +126,23 @@ class Writer(Worker):
         """Get ready to write to the file at `path`."""
         self.path, self.clock = path, clock
         self.wal = Wal(path)
+        self._files: dict[str, tuple[int, int] | None] = {}
+        self._look_at = 0.0
         self._holes: dict[int, StoreFailed] = {}
         variables = self.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER)
         most = min(_MOST_ROWS, (variables - 3) // (_WIDTH + 2))
         self._most_rows = 1 << (most.bit_length() - 1)
 
+    def watch(self) -> None:
+        """From now on, both files are there: notice if they are taken away."""
+        self._files = {each: _file_at(each) for each in (self.path, f"{self.path}-wal")}
+
     def write(self, units: Sequence[Unit]) -> list[Outcome]:
         """Make these units durable; one outcome for each, in order."""
         self._holes.clear()
+        gone = self._gone()
+        if gone is not None:
+            return self._spoilt(units, gone)
         commits = self.commits
         outcomes: list[Outcome] = []
         for group in _groups(units):
@@ -136,9 +150,23 @@ class Writer(Worker):
         rows = sum(len(unit.records) for unit in units)
         size = sum(len(record.output) for unit in units for record in unit.records if record.output)
         # What is written is written: whatever goes wrong from here on must not hide it.
-        with contextlib.suppress(sqlite3.Error, RuntimeError):
+        with contextlib.suppress(Exception):
             self.wal.after(self, self.commits - commits, rows, size)
         return outcomes
+
+    def _gone(self) -> StoreError | None:
+        """Say if the files that are written to are no longer those at our path; looks now and then.
+
+        SQLite would go on writing to files that nobody can find any more.
+        """
+        now = time.monotonic()
+        if now < self._look_at:
+            return None
+        for path, file in self._files.items():
+            if _file_at(path) != file:
+                return _moved(self.path, path)
+        self._look_at = now + LOOK
+        return None
 
     # one transaction, and what is done when it fails
 
@@ -477,6 +505,25 @@ def holder(conn: sqlite3.Connection, session: int | None, clock: Clock) -> Holde
     known = Session(*found[1:])
     alive = found[0] is None and is_alive(known, clock.now())
     return Holder(session, known.uuid, known.host, known.pid, known.started_at, alive)
+
+
+def _file_at(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116  # asked while runs are busy: a Path costs as much again
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _moved(database: str, path: str) -> StoreError:
+    if path == database:
+        advice = (
+            "What was written since is in a file that nobody finds. Put the file back, or close the engine"
+            " and go on with what is there now"
+        )
+    else:
+        advice = "Close the engine, which copies what the log holds into the database, then resume"
+    return StoreError(f"{path} was deleted or replaced while it was open. {advice}.")
 
 
 # -- how units go together ------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ units = st.builds(
     Unit,
     guards,
     records,
-    st.none() | st.sampled_from([definition("{1}"), definition("{2}", "2")]),
+    st.none() | st.sampled_from([definition("[1]"), definition("[2]", "2")]),
     st.lists(st.just(LogLine("a", 1, START, "info", "line")), max_size=1),
     st.just(()),
     st.lists(once, max_size=2),

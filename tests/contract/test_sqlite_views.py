@@ -216,7 +216,7 @@ async def test_no_statement_of_the_store_goes_through_the_whole_journal(
     first = Unit(
         NewRun("r1", "w", "1", "k", None, 1, "manual", "{}", b""),
         [created()],
-        Definition("w", "1", b"", "", ()),
+        Definition("w", "1", b"", "{}", ()),
     )
     guard = Owned(1, 1, 1)
     letter = Record("approval.decided", None, None, START, "ap")
