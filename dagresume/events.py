@@ -207,7 +207,11 @@ def projection(record: Record) -> dict[str, Any] | None:
         return {"wake_at": record.at} if record.kind in _WAKING else None
     columns: dict[str, Any] = {"status": status.value, "reason": record.reason, "updated_at": record.at}
     if record.kind in {RUN_CLAIMED, RUN_REVIVED}:
-        columns |= {"finished_at": None, "wake_at": None, "holds_key": 1}
+        columns |= {"finished_at": None, "wake_at": None}
+        if (
+            record.kind == RUN_CLAIMED
+        ):  # one that was only thought dead has the key it had, or lost it meanwhile
+            columns["holds_key"] = 1
     elif status is not RunStatus.RUNNING:
         facts = record.facts
         columns["finished_at"] = None if status in _UNFINISHED else record.at
