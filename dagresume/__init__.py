@@ -65,6 +65,7 @@ from dagresume.policy import (
     RetryAfter,
     Value,
 )
+from dagresume.recovery import RecoveryOutcome
 from dagresume.results import RunResult
 from dagresume.reverse import UndoPlan
 from dagresume.sync import run_sync
@@ -113,6 +114,7 @@ __all__ = [
     "OutputNotSerializable",
     "OwnershipError",
     "Recovery",
+    "RecoveryOutcome",
     "RecoveryRefused",
     "Retry",
     "RetryAfter",

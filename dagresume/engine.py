@@ -14,16 +14,17 @@ from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar, get_args
 
 import anyio
 
 from dagresume import codec
 from dagresume.blobs import BlobLost, BlobStore
 from dagresume.clock import Clock, SystemClock, to_datetime
-from dagresume.definition import describe, differences, identity
+from dagresume.definition import describe, differences
 from dagresume.errors import (
     AlreadyRunning,
+    BudgetExceeded,
     CheckpointLost,
     DagresumeError,
     DefinitionError,
@@ -50,6 +51,7 @@ from dagresume.events import (
     RUN_CREATED,
     RUN_FAILED,
     RUN_INTERRUPTED,
+    RUN_ROLLING_BACK,
     Event,
     Record,
     RunStatus,
@@ -72,7 +74,19 @@ from dagresume.planner import Decision
 from dagresume.policy import UNSAID, Budget, Limit
 from dagresume.pool import Pool
 from dagresume.processes import is_importing_main
-from dagresume.program import Asked, Program, Wait, inputs_digest, inputs_text, other_code, taken_up
+from dagresume.program import (
+    PERSON,
+    Asked,
+    Program,
+    Wait,
+    audited,
+    counted,
+    inputs_digest,
+    inputs_text,
+    other_code,
+    taken_up,
+)
+from dagresume.recovery import STOPPED, Code, RecoveryOutcome, Sweep
 from dagresume.results import RunResult, Stored
 from dagresume.reverse import UndoPlan, plan_undo
 from dagresume.scheduler import Run, start_ready
@@ -104,6 +118,9 @@ from dagresume.workflow import Workflow
 __all__ = ["Engine", "RunHandle"]
 
 T = TypeVar("T")
+Origin = Literal["manual", "schedule", "webhook"]
+ORIGINS: Final = get_args(Origin)
+PAGE: Final = 500  # rows of runs that are read at once
 POLL: Final = 0.25  # seconds between two looks for letters from other processes
 
 
@@ -186,6 +203,7 @@ class Engine:
         )
         self._spill_bytes, self._wakes = spill_bytes, wake
         self._left_asleep: dict[str, int] = {}  # runs that could not be woken, and when they changed last
+        self._sweep = Sweep(_Recovering(self))
         self._registered: dict[tuple[str, str], Workflow] = {}
         self._executors: dict[str, Executor] = {}
         self._runs: dict[str, Run | Rollback] = {}
@@ -221,6 +239,7 @@ class Engine:
             self._clock,
             full=lambda: self._journal.full,
             wake=self._start_soon,
+            lapsed=self._lapsed,
         )
         self._services = Services(
             journal=self._journal,
@@ -244,7 +263,8 @@ class Engine:
         self._writer = asyncio.create_task(self._keep_writing(), name="dagresume journal")
         self._reader = asyncio.create_task(self._read_letters(), name="dagresume letters")
         self._waker = asyncio.create_task(self._wake_runs(), name="dagresume waker") if self._wakes else None
-        self._lease = Lease(self._store, self._clock, self._lease_seconds)
+        renewed = partial(asyncio.get_running_loop().call_soon_threadsafe, self._look_at_runs)
+        self._lease = Lease(self._store, self._clock, self._lease_seconds, renewed)
         self._open = True
         return self
 
@@ -291,6 +311,27 @@ class Engine:
     def _start_soon(self) -> None:
         asyncio.get_running_loop().call_soon(start_ready, self._pool)
 
+    def _lapsed(self) -> bool:
+        """Say whether somebody else may drive our runs by now; if so, have that looked at."""
+        if not self._lease.lapsed:
+            return False
+        self._lease.hurry()
+        return True
+
+    def _look_at_runs(self) -> None:
+        """The lease had lapsed and is renewed: look which runs are still ours."""
+        self._in_background(self._prove_runs(), "ownership")
+
+    async def _prove_runs(self) -> None:
+        ours = [run for run in self._runs.values() if run.owned.run and not run.ended.done()]
+        outcomes = [await self._journal.commit(Unit(run.owned)) for run in ours]
+        for run, outcome in zip(ours, outcomes, strict=True):
+            if isinstance(run, Run) and isinstance(outcome, Refused):
+                run.not_written(outcome, ())
+        if not any(isinstance(outcome, StoreFailed) for outcome in outcomes):
+            self._lease.prove()  # else the next renewal asks again
+            start_ready(self._pool)
+
     def register(self, workflow: Workflow) -> None:
         """Let stored runs of this workflow (name and version) be resumed by this engine.
 
@@ -311,6 +352,7 @@ class Engine:
         fresh: bool = False,
         wait: Wait = "timers",
         raise_on_failure: bool = True,
+        source: Origin = "manual",
     ) -> RunResult:
         """Run a workflow and give its result; with a `key`, start its run, resume it, or give what it
         completed with.
@@ -319,9 +361,10 @@ class Engine:
         Alive: AlreadyRunning. Failed, interrupted, waiting: it is resumed. Completed: its stored result,
         nothing executed, unless it is older than `window` seconds. Raises RunFailed, RunCancelled,
         RunInterrupted unless `raise_on_failure=False`; InputsChanged, VersionMismatch and UncertainNode where
-        going on needs a person's word.
+        going on needs a person's word. `source`: what starts it; a run started by a schedule or webhook is
+        never resumed automatically (R26).
         """
-        found = await self._begin(wf, inputs, key, window, fresh, Asked(wait))
+        found = await self._begin(wf, inputs, key, window, fresh, Asked(wait), source)
         with self._lent_slot():
             result = found if isinstance(found, RunResult) else await self._attend(found)
         if raise_on_failure:
@@ -336,9 +379,10 @@ class Engine:
         key: str | None = None,
         window: float | None = None,
         fresh: bool = False,
+        source: Origin = "manual",
     ) -> RunHandle:
         """Do as `run` does, but return as soon as the run is durable; it goes on in the background."""
-        found = await self._begin(wf, inputs, key, window, fresh, Asked())
+        found = await self._begin(wf, inputs, key, window, fresh, Asked(), source)
         if isinstance(found, RunResult):
             run_id, work = found.run_id, _given(found)
         else:
@@ -412,6 +456,19 @@ class Engine:
             undoing = await self._undo(loaded, to, accept_irreversible)
         with self._lent_slot():
             return await self._attend(undoing)
+
+    async def recover(self, wait: bool = True) -> list[RecoveryOutcome]:
+        """See to the runs that stopped without an end: their process died, or was shut down.
+
+        Those of dead processes are marked `interrupted`. A run goes on if its workflow says
+        `Recovery(auto_resume=True)` and nothing of R24 to R28 stands in the way; every decision is an event
+        (`execution.auto_resume`, `execution.auto_resume.skipped` with its reason). Retry counts go on, open
+        back-offs are waited out, what failed for good stays so. Call it when the application starts, and from
+        time to time. `wait`: return once what goes on has ended; a cancelled caller leaves it running. An
+        error of the store about one run is that run's outcome ("failed"); the next call tries it again.
+        """
+        self._check_open()
+        return await self._sweep.run(wait)
 
     async def fork(
         self,
@@ -527,14 +584,22 @@ class Engine:
         return self._stored_result(loaded)
 
     async def events(
-        self, run_id: str | None = None, *, after: int = 0, follow: bool = False
+        self,
+        run_id: str | None = None,
+        *,
+        after: int = 0,
+        follow: bool = False,
+        kinds: Sequence[str] | None = None,
     ) -> AsyncIterator[Event]:
-        """Give the events of a run, or of all, in order; with `follow` go on with those to come."""
+        """Give the events of a run, or of all, in order; with `follow` go on with those to come.
+
+        `kinds`: only these, such as "execution.auto_resume.skipped".
+        """
         self._check_open()
         if run_id is not None:
             await self._load(run_id)
         while True:
-            page = await self._store.tail(after, run_id=run_id)
+            page = await self._store.tail(after, run_id=run_id, kinds=kinds)
             for of, record in page:
                 after = record.seq or after
                 yield Event.of(of, record)
@@ -660,8 +725,11 @@ class Engine:
         window: float | None,
         fresh: bool,
         asked: Asked,
+        source: Origin,
     ) -> Run | Rollback | RunResult:
         self._check_open()
+        if source not in ORIGINS:
+            raise InputError(f"source={source!r}: one of {', '.join(ORIGINS)}.")
         _check_key(key, window)
         program = self._program(wf)
         self.register(wf)
@@ -671,10 +739,13 @@ class Engine:
             if key is not None:
                 found = await self._store.find(workflow=wf.name, key=key, limit=1)
                 newest = found[0] if found else None
+                if newest is not None and self._is_stray(*newest):
+                    await self._disown(newest[0].run_id)
+                    continue
             alive = newest is not None and (newest[1] is not None and newest[1].alive)
             if newest is None or (fresh and not alive) or self._is_free(newest[0], window):
                 found_or_made: Run | Rollback | RunResult | None = await self._create(
-                    program, packed, key, newest[0].run if newest else None, asked
+                    program, packed, key, newest[0].run if newest else None, asked, source
                 )
             else:
                 found_or_made = await self._take_up(program, packed, *newest, asked)
@@ -696,10 +767,12 @@ class Engine:
         key: str | None,
         saw: int | None,
         asked: Asked,
+        source: Origin,
     ) -> Run | None:
         run_id = _uuid7(self._clock.now())
         run = self._make(program, run_id, Snapshot(), packed, asked)
         guard, facts = await self._first(program, run_id, packed, key, saw)
+        guard = replace(guard, source=source)
         created = run_record(RUN_CREATED, self._clock.now(), None, **facts)
         outcome = await self._open_run(run, guard, [created], program.definition)
         if isinstance(outcome, Refused):
@@ -807,14 +880,26 @@ class Engine:
             raise AlreadyRunning(locked.run_id, locked.holder, locked.since) from None
 
     async def _go_on(self, run_id: str, asked: Asked, raise_on_failure: bool = True) -> RunResult:
+        found = await self._taken(run_id, asked)
+        if isinstance(found, RunResult):
+            return found
+        with self._lent_slot():
+            result = await self._attend(found)
+        if raise_on_failure:
+            _raise_if_bad(result)
+        return result
+
+    async def _taken(self, run_id: str, asked: Asked) -> Run | Rollback | RunResult:
+        """Claim a stored run to go on with it, or give its result if there is nothing to go on with."""
         run: Run | Rollback | None = None
         while run is None:
             loaded = await self._unowned(run_id)
             snapshot = Snapshot(loaded.records)
             if loaded.row.status == RunStatus.ROLLING_BACK and asked.retry is None:
-                run = await self._undo(loaded)
+                run = await self._undo(loaded, asked=asked)
                 continue
-            if snapshot.status is RunStatus.WAITING and snapshot.cancel_by is not None:
+            stands = snapshot.status is RunStatus.WAITING or asked.automatic
+            if stands and snapshot.cancel_by is not None:
                 await self.cancel(run_id, snapshot.cancel_by)  # it came as the owner let go of the run
                 continue
             if self._is_over(loaded, snapshot, asked):
@@ -827,11 +912,7 @@ class Engine:
             records[1:1] = moves
             inputs = await self._inputs(loaded, snapshot)
             run = await self._claim(loaded, program, snapshot, inputs, asked, records, changed)
-        with self._lent_slot():
-            result = await self._attend(run)
-        if raise_on_failure:
-            _raise_if_bad(result)
-        return result
+        return run
 
     def _is_over(self, loaded: Loaded, snapshot: Snapshot, asked: Asked) -> bool:
         """Say whether there is nothing to go on with: the stored result is all there is."""
@@ -851,24 +932,35 @@ class Engine:
     async def _unowned(self, run_id: str) -> Loaded:
         """Give a stored run that nobody drives, or raise RunLocked."""
         loaded = await self._load(run_id)
+        if self._is_stray(loaded.row, loaded.holder):
+            await self._disown(run_id)
+            loaded = await self._load(run_id)
         if run_id in self._runs or (loaded.holder is not None and loaded.holder.alive):
             since = None if loaded.holder is None else to_datetime(loaded.holder.started_at)
             raise RunLocked(run_id, str(loaded.holder or "this process"), since)
         return loaded
 
     async def _undo(
-        self, loaded: Loaded, to: str | Callable[..., Any] | None = None, accept: bool = False
+        self,
+        loaded: Loaded,
+        to: str | Callable[..., Any] | None = None,
+        accept: bool = False,
+        asked: Asked = PERSON,
     ) -> Rollback | None:
         """Take a run over to roll it back, or to go on with that; None if it was written to meanwhile."""
         row, services = loaded.row, self._services
         program = self._program_of(loaded)
         self._check_same(loaded, program)
         to = program.id_of(to) if callable(to) else to
-        record = opening(program.body, loaded, to, accept, self._clock.now())
+        now = self._clock.now()
+        records = [
+            opening(program.body, loaded, to, accept, now, counted(Snapshot(loaded.records), asked)),
+            *audited(Snapshot(loaded.records), asked, now),
+        ]
         nobodys, context = Owned(0, self._session, 0), copy_context()
         undoing = Rollback(services, program.body, row.run_id, row.workflow, nobodys, context)
         guard = Claim(row.run, self._session, _last(loaded), takes_key=False)
-        outcome = await self._open_run(undoing, guard, [record], None)
+        outcome = await self._open_run(undoing, guard, records, None)
         if isinstance(outcome, Refused):
             return self._refused(loaded, outcome)
         return undoing
@@ -923,7 +1015,7 @@ class Engine:
             budget=program.graph.budget,
             on_failure=program.graph.on_failure,
             patience=asked.wait,
-            woken=asked.woken,
+            automatic=asked.automatic is not None,
         )
 
     async def _open_run(
@@ -946,7 +1038,32 @@ class Engine:
         self._runs.pop(run.run_id, None)
         if isinstance(outcome, Refused):
             return outcome
+        with contextlib.suppress(DagresumeError):  # then whoever comes upon it does
+            await self._disown(run.run_id)
         raise _store_error(outcome)
+
+    def _is_stray(self, row: RunRow, holder: Holder | None) -> bool:
+        """Say whether a run is ours in the store and nobody here drives it: a commit that was reported to
+        have failed was written after all.
+        """
+        ours = holder is not None and holder.session == self._session
+        return (
+            ours
+            and row.status in {RunStatus.RUNNING, RunStatus.ROLLING_BACK}
+            and row.run_id not in self._runs
+        )
+
+    async def _disown(self, run_id: str) -> None:
+        """Let go of a run if it is ours and nobody here drives it."""
+        loaded = await self._store.load(run_id)
+        if loaded is None or not self._is_stray(loaded.row, loaded.holder):
+            return
+        row, now = loaded.row, self._clock.now()
+        kind = RUN_INTERRUPTED if row.status == RunStatus.RUNNING else RUN_ROLLING_BACK
+        unit = Unit(Owned(row.run, self._session, row.epoch), [run_record(kind, now, "not_stored")])
+        outcome = await self._journal.commit(unit)
+        if isinstance(outcome, StoreFailed):
+            raise _store_error(outcome)
 
     # -- attending to it ------------------------------------------------------------------------------
 
@@ -1054,7 +1171,7 @@ class Engine:
         are applied. VersionMismatch if there is none, unless a person forces it.
         """
         row, graph = loaded.row, program.graph
-        if _is_same(loaded, program):
+        if program.is_of(loaded.graph):
             return False, []
         migration = graph.migrations.get(row.version)
         if migration is None or row.version == graph.version:
@@ -1073,7 +1190,7 @@ class Engine:
     @staticmethod
     def _check_same(loaded: Loaded, program: Program) -> None:
         """Raise VersionMismatch, with the differences, if the run was started with another definition."""
-        if not _is_same(loaded, program):
+        if not program.is_of(loaded.graph):
             found = differences(loaded.graph, program.definition.graph)
             raise VersionMismatch(loaded.row.run_id, loaded.row.workflow, found)
 
@@ -1174,7 +1291,7 @@ class Engine:
 
     async def _woken(self, row: RunRow) -> None:
         try:
-            await self._go_on(row.run_id, Asked("none", woken=True), raise_on_failure=False)
+            await self._go_on(row.run_id, Asked("none", automatic="wake"), raise_on_failure=False)
         except DagresumeError as error:  # left to a person, or somebody was quicker
             log.warning("a waiting run is left asleep", run=row.run_id, why=str(error))
         else:
@@ -1203,11 +1320,47 @@ class Engine:
         return True
 
 
+class _Recovering:
+    """What a sweep of `recover` needs of an engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self.clock = engine, engine._clock
+
+    async def stopped(self) -> list[tuple[RunRow, Holder | None]]:
+        words = sorted(STOPPED)
+        found = page = await self._engine._store.find(status=words, limit=PAGE)
+        while len(page) == PAGE:
+            page = await self._engine._store.find(status=words, before=page[-1][0].run, limit=PAGE)
+            found = [*found, *page]
+        return found
+
+    async def load(self, run_id: str) -> Loaded | None:
+        return await self._engine._store.load(run_id)
+
+    async def write(self, unit: Unit) -> Outcome:
+        return await self._engine._journal.commit(unit)
+
+    def code(self, row: RunRow) -> Code | None:
+        known = self._engine._registered
+        same = [wf for (name, _), wf in known.items() if name == row.workflow]
+        wf = known.get((row.workflow, row.version)) or (same[-1] if same else None)
+        return None if wf is None else Code(self._engine._program(wf), wf.recovery)
+
+    async def is_driven(self, row: RunRow, holder: Holder | None) -> bool:
+        if self._engine._is_stray(row, holder):
+            await self._engine._disown(row.run_id)
+        return row.run_id in self._engine._runs
+
+    async def carry_out_cancel(self, run_id: str, by: str) -> None:
+        await self._engine.cancel(run_id, by)
+
+    async def take_up(self, run_id: str, asked: Asked) -> asyncio.Task[RunResult]:
+        found = await self._engine._taken(run_id, asked)
+        work = _given(found) if isinstance(found, RunResult) else self._engine._attend(found)
+        return self._engine._in_background(work, run_id)
+
+
 # -- pieces ---------------------------------------------------------------------------------------------
-
-
-def _is_same(loaded: Loaded, program: Program) -> bool:
-    return loaded.graph == program.definition.graph or identity(loaded.graph) == program.definition.hash
 
 
 def _check_key(key: str | None, window: float | None) -> None:
@@ -1264,6 +1417,8 @@ def _raise_if_bad(result: RunResult) -> None:
         raise error from cause
     if result.status is RunStatus.CANCELLED:
         raise RunCancelled(result.run_id, "")
+    if result.status is RunStatus.INTERRUPTED and result.reason == "budget":
+        raise BudgetExceeded(result.run_id)
     if result.status is RunStatus.INTERRUPTED:
         raise RunInterrupted(result.run_id, result.reason or "interrupted")
 

@@ -13,10 +13,10 @@
     ├── RunFailed                       a node failed for good; .failures says which
     ├── RunCancelled                    somebody cancelled the run
     ├── RunInterrupted                  the run stopped without an end; it can be resumed
+    │   └── BudgetExceeded              its budget is used up
     ├── NoOutput (KeyError)             this path has no output to give
     ├── OutputNotSerializable           a node returned what cannot be stored
     ├── NodeTimeout (TimeoutError)
-    ├── BudgetExceeded
     ├── TooManyAbandoned                bodies in threads that cannot be ended
     ├── WorkerDied                      a process that ran a node has died
     ├── StoreError                      the database
@@ -192,6 +192,13 @@ class RunInterrupted(DagresumeError):
         )
 
 
+class BudgetExceeded(RunInterrupted):
+    """The run's budget is used up, so nothing new was started; `.run_id`."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(run_id, "budget")
+
+
 class NoOutput(DagresumeError, KeyError):
     """This path has no output to give; `.path`, `.status` (None: there is no such path)."""
 
@@ -220,17 +227,6 @@ class NodeTimeout(DagresumeError, TimeoutError):
     def __init__(self, path: str, seconds: float, note: str = "") -> None:
         self.path, self.seconds = path, seconds
         super().__init__(f"{path} did not finish within its timeout of {seconds:g} s{note}")
-
-
-class BudgetExceeded(DagresumeError):
-    """The run's budget is used up; `.run_id`, `.spent`, `.limit`."""
-
-    def __init__(self, run_id: str, spent: str, limit: str) -> None:
-        self.run_id, self.spent, self.limit = run_id, spent, limit
-        super().__init__(
-            f"run {run_id} has used {spent} of its budget of {limit}; nothing new is started."
-            f" Raise it: engine.resume({run_id!r}, budget=Budget(…))."
-        )
 
 
 class TooManyAbandoned(DagresumeError):

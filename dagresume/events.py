@@ -131,6 +131,10 @@ RUN_ROLLING_BACK: Final = "run.rolling_back"
 RUN_ROLLED_BACK: Final = "run.rolled_back"
 CANCEL_REQUESTED: Final = "run.cancel_requested"
 SIGNALLED: Final = "run.signalled"
+AUTO_RESUME: Final = "execution.auto_resume"
+"""The engine goes on with a run by itself (R29): `attempt`, `max_attempts`, `policy`."""
+AUTO_RESUME_SKIPPED: Final = "execution.auto_resume.skipped"
+"""It does not, and the reason."""
 LETTERS: Final = (CANCEL_REQUESTED, DECIDED, RESOLVED, SIGNALLED)
 """What anybody may append to a run: its owner acts on it, or whoever takes it up next."""
 
@@ -146,6 +150,8 @@ _RUN_STATUS: Final[Mapping[str, RunStatus]] = {
     RUN_ROLLING_BACK: RunStatus.ROLLING_BACK,
     RUN_ROLLED_BACK: RunStatus.ROLLED_BACK,
 }
+AUDITED: Final = (*_RUN_STATUS, *LETTERS, AUTO_RESUME, AUTO_RESUME_SKIPPED)
+"""What was decided about runs, by people and by the engine."""
 MOVED: Final = (
     "moved"  # reason: an item stands at another place of its list now; its output stays where it was
 )
@@ -154,6 +160,7 @@ ONCE_UNCERTAIN: Final = "once_uncertain"  # reason: a call made once began and n
 COPIED: Final = "copied"  # reason: a fork took the output over from another run
 MIGRATED: Final = "migrated"  # reason: it completed under an older version of the definition
 _TAKEN_OVER: Final = frozenset({COPIED, MIGRATED})
+FROM_START: Final = "from_start"  # reason of a reset: the definition's recovery policy says so
 RETRY: Final = "retry"  # reason of a failed attempt that is tried again by itself at data.retry_at
 UNDO_FAILED_REASON: Final = "compensation_failed"
 UNDO_RESTS: Final = frozenset({UNDO_FAILED_REASON, "cancelled", "shutdown", "not_stored"})
@@ -206,6 +213,9 @@ def projection(record: Record) -> dict[str, Any] | None:
     if status is None:
         return {"wake_at": record.at} if record.kind in _WAKING else None
     columns: dict[str, Any] = {"status": status.value, "reason": record.reason, "updated_at": record.at}
+    if record.kind in _COUNTING:
+        facts = record.facts
+        columns |= {name: facts[name] for name in ("auto_resumes", "recoveries") if name in facts}
     if record.kind in {RUN_CLAIMED, RUN_REVIVED}:
         columns |= {"finished_at": None, "wake_at": None}
         if (
@@ -214,7 +224,7 @@ def projection(record: Record) -> dict[str, Any] | None:
             columns["holds_key"] = 1
     elif status is not RunStatus.RUNNING:
         facts = record.facts
-        columns["finished_at"] = None if status in _UNFINISHED else record.at
+        columns["finished_at"] = None if status in _UNFINISHED else facts.get("last_seen", record.at)
         columns["wake_at"] = facts.get("wake_at")
         if "usage" in facts:
             columns["usage"] = json.dumps(facts["usage"])
@@ -224,6 +234,14 @@ def projection(record: Record) -> dict[str, Any] | None:
 
 
 _WAKING: Final = frozenset({DECIDED, RESOLVED, SIGNALLED})
+
+
+def status_set_by(record: Record) -> RunStatus | None:
+    """Give the status that a record gives its run; None if it leaves that as it is."""
+    return _RUN_STATUS.get(record.kind)
+
+
+_COUNTING: Final = frozenset({RUN_CLAIMED, RUN_ROLLING_BACK})
 _UNFINISHED: Final = frozenset({RunStatus.WAITING, RunStatus.ROLLING_BACK})
 _KEPT: Final = frozenset({RunStatus.RUNNING, RunStatus.ROLLING_BACK})
 
@@ -340,10 +358,12 @@ class Snapshot:
     all). `undone`: the last record of every undo that was begun. `states` holds what each path saved last,
     until it is run again after it had completed. `forgiven`: up to which attempt somebody answered for a path
     whose effect was not known, and where the call made once is kept that was asked about. `coded`: the code
-    hashes the run was driven with, each with the seq from which on.
+    hashes the run was driven with, each with the seq from which on. `recoveries`: how often somebody went on
+    with it after it had stopped; `auto_resumes`: how often in a row nobody had asked for that.
     """
 
     __slots__ = (
+        "auto_resumes",
         "before",
         "budget",
         "cancel_by",
@@ -384,7 +404,7 @@ class Snapshot:
         self.reason: str | None = None
         self.status_at = self.started_at = 0
         self.last_seq = self.fresh_seq = 0
-        self.claims = self.recoveries = 0
+        self.claims = self.recoveries = self.auto_resumes = 0
         self.cancel_by: str | None = None
         self.decisions: dict[str, Record] = {}
         self.resolutions: dict[str, Record] = {}
@@ -455,6 +475,8 @@ class Snapshot:
         if has_output(previous) or previous.kind == WAITING:
             self.generations[path] = self.generations.get(path, 0) + 1
             self.states.pop(path, None)
+        if record.reason == FROM_START:
+            self.before[path] = previous.attempt or 0
         if record.reason in {"asked", "not_done"}:
             once = previous.facts.get("once") if previous.reason == ONCE_UNCERTAIN else None
             self.forgiven[path] = (record.attempt or 0, once)
@@ -471,6 +493,8 @@ class Snapshot:
         if status is None:
             return
         self.status, self.reason, self.status_at = status, record.reason, record.at
+        if record.kind in _COUNTING:
+            self._recount(record.facts)
         if record.kind == RUN_CREATED:
             self.started_at = record.at
             self._set_rules(record.facts, record.seq or 0)
@@ -482,6 +506,10 @@ class Snapshot:
             if not facts.get("automatic"):
                 self.fresh_seq = record.seq or 0
                 self.before.clear()
+
+    def _recount(self, facts: Mapping[str, Any]) -> None:
+        self.recoveries = facts.get("recoveries", self.recoveries)
+        self.auto_resumes = facts.get("auto_resumes", self.auto_resumes)
 
     def _set_rules(self, facts: Mapping[str, Any], seq: int) -> None:
         if "codes" in facts:

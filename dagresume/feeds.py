@@ -270,7 +270,7 @@ class Feed:
         return opens
 
     def reopen(self, k: int, step: Step) -> None:
-        """A person wants the item that was held to run again."""
+        """An item that was held, or whose back-off is over, runs."""
         if self.todo is None:
             self.todo = deque(range(self.next, self.count))
         self.todo.append(k)

@@ -331,7 +331,7 @@ class Loop(_Container):
         step.opens.append(job)
 
     def reopen(self, k: int, step: Step) -> None:
-        """A person wants the round that was held to run again."""
+        """A round that was held, or whose back-off is over, runs."""
         self._go_on(step)
 
     # -- how rounds end -------------------------------------------------------------------------------

@@ -106,9 +106,10 @@ class Pool:
         *,
         full: Callable[[], bool],
         wake: Callable[[], None],
+        lapsed: Callable[[], bool],
     ) -> None:
         self.free = self.size = concurrency
-        self._full, self._wake = full, wake
+        self._full, self._wake, self._lapsed = full, wake, lapsed
         self._ready: deque[Source] = deque()
         self._gates = {name: Gate(limit, clock, self._unpark) for name, limit in limits.items()}
 
@@ -136,6 +137,11 @@ class Pool:
     def idle(self) -> bool:
         """Whether a slot is free and nobody waits for it."""
         return self.free > 0 and not self._ready and not self._full()
+
+    @property
+    def halted(self) -> bool:
+        """Whether nothing may start although something is ready: our runs may be somebody else's by now."""
+        return bool(self._ready) and self._lapsed()
 
     def next(self) -> Any:
         """Give the next attempt with a slot and a place in its limit reserved; None if nothing may start

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 from unicodedata import normalize
 
 from dagresume import codec
-from dagresume.definition import code_hashes, describe
+from dagresume.definition import code_hashes, describe, identity
 from dagresume.errors import DefinitionError, OutputNotSerializable, UncertainNode
 from dagresume.events import (
+    AUTO_RESUME,
     COMPLETED,
     FAILED,
+    FROM_START,
     HELD,
     RESET,
     RUN_CLAIMED,
@@ -21,6 +23,7 @@ from dagresume.events import (
     WAITING,
     WITHDRAWN,
     Record,
+    RunStatus,
     Snapshot,
     names,
     node_record,
@@ -28,12 +31,13 @@ from dagresume.events import (
     segments,
 )
 from dagresume.planner import Body, Vertex, is_body, uncertain_paths
-from dagresume.policy import Budget
+from dagresume.policy import Budget, Recovery
 from dagresume.reach import Reach
 from dagresume.store import Definition
 from dagresume.workflow import Graph, nearest
 
 __all__ = [
+    "PERSON",
     "Asked",
     "Program",
     "Wait",
@@ -54,7 +58,9 @@ class Asked:
 
     `retry`: None, "" (all that failed), a path, or a node's function. `only_changed`: what is below runs
     again only if what it receives differs; `only_failed`: of the map that is named only its failed items;
-    `code_changed`: instead of a path, those whose code is another now.
+    `code_changed`: instead of a path, those whose code is another now. `automatic`: nobody asks, so what
+    failed for good stays so: its time or a letter has come ("wake"), or its process died and its `recovery`
+    says that it goes on ("recover").
     """
 
     wait: Wait = "timers"
@@ -64,7 +70,8 @@ class Asked:
     code_changed: bool = False
     force: bool = False
     budget: Budget | None = None
-    woken: bool = False  # its time or a letter has come; nobody asks for what failed beside it
+    automatic: Literal["wake", "recover"] | None = None
+    recovery: Recovery | None = None
 
     def __post_init__(self) -> None:
         if self.wait not in {"timers", "all", "none"}:
@@ -82,6 +89,10 @@ class Asked:
         return bool(self.retry) or self.code_changed
 
 
+PERSON: Final = Asked()
+"""A person goes on with a run, as it is."""
+
+
 class Program:
     """A workflow as one engine runs it: checked, numbered, described; made once for each state of its
     declaration.
@@ -95,6 +106,10 @@ class Program:
         self.definition: Definition = describe(graph)
         self.codes = _compact(code_hashes(graph))
         self.input_types = self.body.input_types
+
+    def is_of(self, graph: str) -> bool:
+        """Say whether a stored definition is this one, whatever its functions are called."""
+        return graph == self.definition.graph or identity(graph) == self.definition.hash
 
     def path_of(self, named: str | Callable[..., Any] | None) -> str | None:
         """Give the path a person named, by itself or by a node's function."""
@@ -157,8 +172,9 @@ def taken_up(program: Program, snapshot: Snapshot, run_id: str, asked: Asked, no
         raise UncertainNode(run_id, doubtful)
     reset = to_reset(program, snapshot, asked)
     facts: dict[str, Any] = {"by": "resume" if retry is None else "retry"}
-    if asked.woken:
-        facts = {"by": "wake", "automatic": True}
+    if asked.automatic:
+        facts = {"by": asked.automatic, "automatic": True}
+    facts |= counted(snapshot, asked)
     if retry:
         facts["from"] = retry
     facts |= {word: True for word in ("only_changed", "only_failed", "code_changed") if getattr(asked, word)}
@@ -170,15 +186,45 @@ def taken_up(program: Program, snapshot: Snapshot, run_id: str, asked: Asked, no
     if asked.budget is not None:
         facts["budget"] = {"tokens": asked.budget.tokens, "cost": asked.budget.cost}
         snapshot.budget = facts["budget"]
-    records = [run_record(RUN_CLAIMED, now, None, **facts)]
+    records = [run_record(RUN_CLAIMED, now, None, **facts), *audited(snapshot, asked, now)]
     for path in reset:
-        records.append(node_record(RESET, path, snapshot.paths[path].attempt, now, "asked"))
+        why = "asked" if asked.recovery is None else FROM_START
+        records.append(node_record(RESET, path, snapshot.paths[path].attempt, now, why))
         snapshot.apply(records[-1])
     return records
 
 
+def counted(snapshot: Snapshot, asked: Asked) -> dict[str, int]:
+    """Give how often somebody went on with a run after it had stopped, and how often in a row by itself: with
+    a person's word that is counted from the start.
+    """
+    facts = {}
+    if asked.automatic == "recover":
+        facts["auto_resumes"] = snapshot.auto_resumes + 1
+    elif not asked.automatic and snapshot.auto_resumes:
+        facts["auto_resumes"] = 0
+    if asked.automatic != "wake" and snapshot.status in _STOPPED:
+        facts["recoveries"] = snapshot.recoveries + 1
+    return facts
+
+
+_STOPPED: Final = frozenset(
+    {RunStatus.RUNNING, RunStatus.INTERRUPTED, RunStatus.FAILED, RunStatus.ROLLING_BACK}
+)
+
+
+def audited(snapshot: Snapshot, asked: Asked, now: int) -> Iterator[Record]:
+    """Give the audit record of an automatic resume, if this is one."""
+    rule = asked.recovery
+    if rule is not None:
+        facts = {"attempt": snapshot.auto_resumes + 1, "max_attempts": rule.max_attempts}
+        yield run_record(AUTO_RESUME, now, rule.policy, **facts)
+
+
 def to_reset(program: Program, snapshot: Snapshot, asked: Asked) -> list[str]:
     """Give the paths that a person's word sets back, in the order they are known."""
+    if asked.recovery is not None and asked.recovery.policy == "resume_from_start":
+        return [path for path, record in snapshot.paths.items() if record.kind not in {RESET, WITHDRAWN}]
     if asked.code_changed:
         return _covered(snapshot, _reached(program, map(segments, other_code(program, snapshot)), asked))
     retry = program.path_of(asked.retry)

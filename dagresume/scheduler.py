@@ -23,6 +23,7 @@ from dagresume import codec
 from dagresume import events as ev
 from dagresume.arguments import ask, check_shared, context
 from dagresume.arguments import call as arguments
+from dagresume.backoffs import Backoffs
 from dagresume.clock import Timer
 from dagresume.errors import (
     DagresumeError,
@@ -95,7 +96,7 @@ class Run:
         budget: Budget | None = None,
         on_failure: str | None = None,
         patience: Patience = "timers",
-        woken: bool = False,
+        automatic: bool = False,
     ) -> None:
         self.services, self.body, self.rules = services, body, body.rules
         self.run_id, self.workflow, self.snapshot = run_id, workflow, snapshot
@@ -121,16 +122,15 @@ class Run:
         self.commits, self.began = 0, services.clock.monotonic()
         self._last_batch, self._inflight, self._draining = -1, 0, False
         self.wide: list[Feed] = []  # maps whose items are graphs
-        self.woken, self._verbose = woken, log.verbose
+        self.automatic, self._verbose = automatic, log.verbose
         self._timeout = timeout
         self._deadline: Timer | None = None
         self._last_call: asyncio.TimerHandle | None = None  # leaves bodies behind
-        self._timers: dict[Job, Timer] = {}
         self._background: set[asyncio.Task[None]] = set()
         self.todo: deque[tuple[Any, ...]] = deque()
         self._budget, self._on_failure, self._patience = budget, on_failure, patience
         self.used = dict(snapshot.used)
-        self.desk = Waits(self)
+        self.desk, self.backoffs = Waits(self), Backoffs(self)
         self.notes = Notes(self)
         self._gates: dict[Vertex, Gate | None] = {}
         for vertex in body.every():
@@ -242,6 +242,7 @@ class Run:
             self.claimed_at = outcome.seq
             self._is_open.set_result(True)
             self.desk.start()
+            self.backoffs.start()
             if self._timeout is not None:
                 self._deadline = self.services.clock.call_later(
                     self._timeout, self.stop, ev.RUN_FAILED, "timeout"
@@ -398,9 +399,9 @@ class Run:
             job.scope.say_yes(job, step)
         else:
             job.scope.say_no(job, step)
-        self._go_on(step)
+        self.go_on(step)
 
-    def _go_on(self, step: Step) -> None:
+    def go_on(self, step: Step) -> None:
         """Hand over a step that may hold nothing: then what it makes ready need not wait for a commit."""
         self.advance(step)
         if self.stopping is None:
@@ -626,9 +627,8 @@ class Run:
         wait = max(wait, asked)
         if asked and job.gate is not None:
             job.gate.pause(asked)
-        facts = tell(job.path, job.attempt, error, ev.RETRY).facts | {
-            "retry_at": self.now() + round(wait * 1e6)
-        }
+        due = self.now() + round(wait * 1e6)
+        facts = tell(job.path, job.attempt, error, ev.RETRY).facts | {"retry_at": due}
         step = Step(self, [self.record(ev.FAILED, job, ev.RETRY, **facts)])
         log.info(
             "attempt failed, is tried again", run=self.run_id, path=job.path, attempt=job.attempt, wait=wait
@@ -636,15 +636,10 @@ class Run:
         self._release(job, keeps_place=True)
         again = job.next(job.attempt + 1)
         again.tries, again.repeats = job.tries + 1, True
-        self._timers[again] = self.services.clock.call_later(wait, self._due, again)
+        self.backoffs.begin(job.path, again.attempt, due, lambda step: step.opens.append(again))
         if job.used:
             self._spend(job.used, step)
         self.hand_over(step)
-
-    def _due(self, job: Job) -> None:
-        del self._timers[job]
-        self.services.pool.offer(job)
-        start_ready(self.services.pool)
 
     def _start_over(self, job: Job) -> None:
         """`reconcile` says that the uncertain attempt had no effect: the path runs, as a new attempt."""
@@ -729,7 +724,7 @@ class Run:
             return
         job.attempt = (prior.attempt or 0) + 1
         job.generation = snapshot.generations.get(job.path, 0)
-        if self.woken:
+        if self.automatic:
             job.tries = snapshot.attempts_used(job.path) + 1
         vertex = job.vertex
         if vertex.reconcilable:
@@ -841,11 +836,9 @@ class Run:
             kind, reason = ev.RUN_WAITING, self.desk.reason
         self.stopping = (kind, reason, by)
         self.desk.stop()
-        if (
-            self._timers and kind != ev.RUN_INTERRUPTED
-        ):  # an interrupted run keeps the time its retries are due
-            self.hand_over(Step(self, [self._not_again(job, reason) for job in self._timers]))
-        self._stop_timers()
+        if self.backoffs and kind != ev.RUN_INTERRUPTED:  # which keeps the time its retries are due
+            self.hand_over(Step(self, self.backoffs.withdrawn(reason)))
+        self.backoffs.stop()
         if grace is None:
             self.loop.call_soon(self._check)
             return
@@ -859,26 +852,18 @@ class Run:
     @property
     def _only_waits(self) -> bool:
         """Whether nothing of the run is under way, and it could be let go of."""
-        busy = self.live or self._inflight or self._background or self._timers or self.waiting
+        busy = self.live or self._inflight or self._background or self.backoffs or self.waiting
         return bool(self.desk.open) and not busy and not self.uncertain and not self.lost
-
-    def _not_again(self, job: Job, reason: str | None) -> Record:
-        return ev.node_record(ev.WITHDRAWN, job.path, job.attempt - 1, self.now(), reason)
 
     def abort(self) -> None:
         """The run cannot go on: what it does can no longer be written."""
         self.stopping = self.stopping or (ev.RUN_INTERRUPTED, "not_stored", "")
         self.poisoned = True
-        self._stop_timers()
+        self.backoffs.stop()
         self._cancel_bodies()
         if self._last_call is None:
             self._last_call = self.loop.call_later(self.services.grace + 1.0, self.leave_bodies)
         self.loop.call_soon(self._check)
-
-    def _stop_timers(self) -> None:
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
 
     def _cancel_bodies(self) -> None:
         for job in list(self.live):
@@ -913,7 +898,7 @@ class Run:
         elif self.stopping is not None:
             kind, reason, by = self.stopping
             self._end(kind, reason, **({"by": by} if by else {}))
-        elif self._timers or self.waiting:
+        elif self.backoffs or self.waiting:
             return
         elif self.desk.open:
             self._stand_still()
@@ -932,7 +917,7 @@ class Run:
         if self.uncertain or self.lost:
             self.stop(*self._verdict())
         elif sum(feed.widen(step) for feed in self.wide):
-            self._go_on(step)
+            self.go_on(step)
         elif self._patience == "none" or (self._patience == "timers" and self.desk.for_people):
             self.stop(ev.RUN_WAITING, self.desk.reason)
 
@@ -1009,6 +994,8 @@ def start_ready(pool: Pool, step: Step | None = None) -> None:
     their own.
     """
     units: dict[Run, Step] = {}
+    if pool.halted:
+        return
     while (job := pool.next()) is not None:
         run: Run = job.run
         if not job.awaits_record:

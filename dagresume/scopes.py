@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from dagresume import codec
@@ -268,13 +269,26 @@ class Scope:
             else:
                 feed.lose(k, step)
             return False
+        if run.automatic and (due := _retry_at(prior)) > run.now():
+            again = partial(self._after_backoff, vertex, prior, fingerprint, feed, k)
+            run.backoffs.begin(path, (prior.attempt or 0) + 1, due, again)
+            return False
         if ev.has_output(prior):
             run.reset(prior, verdict.reason, step)
         return True
 
+    def _after_backoff(
+        self, vertex: Vertex, prior: Record, fingerprint: bytes, feed: Any, k: int, step: Step
+    ) -> None:
+        """A back-off that began in an earlier process is over."""
+        if feed is None:
+            self._run(vertex, fingerprint, step, prior=prior)
+        else:
+            feed.reopen(k, step)
+
     def _stays_failed(self, prior: Record) -> bool:
         """Say whether a failure stands: nobody has asked to go on, a letter or a time has come."""
-        return self.run.woken and prior.kind == ev.FAILED and prior.reason != ev.RETRY
+        return self.run.automatic and prior.kind == ev.FAILED and prior.reason != ev.RETRY
 
     def take_word(
         self,
@@ -649,6 +663,13 @@ class Scope:
                 child.lose(k, step)
             else:
                 child.arrived(k, step)
+
+
+def _retry_at(prior: Record) -> int:
+    """Give when the next attempt of a path is due that failed and is tried again by itself, else 0."""
+    if prior.kind != ev.FAILED or prior.reason != ev.RETRY:
+        return 0
+    return int(prior.facts.get("retry_at", 0))
 
 
 def _list(value: Any, what: str) -> Sequence[Any]:

@@ -44,6 +44,7 @@ __all__ = ["SQLiteStore"]
 T = TypeVar("T")
 _TIMEOUT: Final = 5.0
 _RUN_COLUMNS: Final = ", ".join(RunRow._fields)
+_SESSION: Final = ", ".join(Session._fields)
 _RECORD: Final = f"{EVENT_COLUMNS.removesuffix(', output')}, NULL, seq"
 """The columns of a `Record` without its output, whose pages a reader of the journal never touches."""
 
@@ -76,6 +77,7 @@ class SQLiteStore:
         self._adopt = adopt
         self._clock = clock
         self._session: int | None = None
+        self._known: Session | None = None
         self._pid = os.getpid()
         self._connections: list[tuple[aiosqlite.Connection, Worker]] = []
 
@@ -96,6 +98,7 @@ class SQLiteStore:
             await self.close()
             raise
         assert self._session is not None
+        self._known = session
         return self._session
 
     async def _open(self, session: Session) -> None:
@@ -148,7 +151,7 @@ class SQLiteStore:
         writer.execute("BEGIN IMMEDIATE")
         migrate(writer, self._path, self._adopt, self._clock.now())
         marks = ", ".join("?" * len(session))
-        sql = f"INSERT INTO dagresume_sessions({', '.join(Session._fields)}) VALUES ({marks})"
+        sql = f"INSERT INTO dagresume_sessions({_SESSION}) VALUES ({marks})"
         number = writer.execute(sql, session).lastrowid
         writer.execute("COMMIT")
         return number or 0
@@ -185,15 +188,20 @@ class SQLiteStore:
 
     def renew(self, expires_at: int) -> bool:
         """Prolong this session's lease; for a thread of its own. False: the session is gone."""
-        session = self._session
-        if session is None:
+        session, known = self._session, self._known
+        if session is None or known is None:
             return False
         sql = "UPDATE dagresume_sessions SET expires_at = ? WHERE session = ? AND ended_at IS NULL"
+        # Who was away for long may have been cleared away as dead.
+        marks = ", ".join("?" * (1 + len(known)))
+        again = f"INSERT OR IGNORE INTO dagresume_sessions(session, {_SESSION}) VALUES ({marks})"
         try:
             with self._visit(timeout=1.0) as conn:
                 conn.execute("PRAGMA synchronous = NORMAL")
                 conn.execute("PRAGMA wal_autocheckpoint = 0").fetchall()
-                return bool(conn.execute(sql, [expires_at, session]).rowcount)
+                if conn.execute(sql, [expires_at, session]).rowcount:
+                    return True
+                return bool(conn.execute(again, [session, *known._replace(expires_at=expires_at)]).rowcount)
         except sqlite3.Error as error:
             raise explained(self._path, error) from error
 

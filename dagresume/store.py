@@ -208,7 +208,7 @@ class Orphaned:
     """That owner is dead. Writes `interrupted`, leaves owner and epoch as they are."""
 
     run: int
-    session: int
+    session: int | None
     epoch: int
 
 

@@ -70,11 +70,17 @@ def begun(records: Sequence[Record]) -> Record | None:
     return next(begins, None)
 
 
-def opening(body: Body, loaded: Loaded, to: str | None, accept: bool, now: int) -> Record:
-    """Give the record with which a rollback begins or goes on; Irreversible if a person must agree first."""
+def opening(
+    body: Body, loaded: Loaded, to: str | None, accept: bool, now: int, counts: Mapping[str, int]
+) -> Record:
+    """Give the record with which a rollback begins or goes on; Irreversible if a person must agree first.
+
+    `counts`: how often somebody went on with it, for the run's row.
+    """
     before = begun(loaded.records) if loaded.row.status == RunStatus.ROLLING_BACK else None
     if before is not None and to in {None, before.facts.get("to")}:
-        return ev.run_record(ev.RUN_ROLLING_BACK, now, before.reason, **before.facts)
+        facts = {name: fact for name, fact in before.facts.items() if name == "to"}
+        return ev.run_record(ev.RUN_ROLLING_BACK, now, before.reason, **facts, **counts)
     plan = plan_undo(body, Snapshot(loaded.records), to)
     if (plan.irreversible or plan.uncertain) and not accept:
         raise Irreversible(loaded.row.run_id, plan.irreversible, plan.uncertain)

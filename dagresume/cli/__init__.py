@@ -49,6 +49,14 @@ COMMANDS: Final = {
         "Tell a run that something happened; what waits for it takes the payload, now or later.",
     ),
     "resolve": ("letters", "Say what an uncertain path did; it is not run again then."),
+    "recover": (
+        "recovering",
+        "Go on with runs whose process died, where their workflow says so; say of the others why not.",
+    ),
+    "audit": (
+        "recovering",
+        "List what was decided about runs: taken up, by whom, ended, resumed by itself or not, and why.",
+    ),
     "logs": ("reading", "Print what the nodes of a run logged."),
     "demo": ("demo", "See it survive: screen 200 résumés, kill the process, look at the plan, go on."),
 }

@@ -134,9 +134,9 @@ class Here:
         options = []
         if self.db != DEFAULT_DB or os.environ.get("DAGRESUME_DB"):
             options += ["--db", shlex.quote(self.db)]
-        if name in {"resume", "retry", "fork", "plan", "rollback"}:
+        if name in {"resume", "retry", "fork", "plan", "rollback", "recover"}:
             options += [word for app in self.apps for word in ("--app", shlex.quote(app))]
-        if name in {"resume", "retry", "fork"}:
+        if name in {"resume", "retry", "fork", "recover"}:
             options += [word for limit in self.limits for word in ("--limit", shlex.quote(limit))]
         return options
 
