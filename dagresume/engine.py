@@ -632,9 +632,9 @@ class Engine:
                 await self.cancel(run_id, by)
             return
         ended = run_record(RUN_CANCELLED, self._clock.now(), "cancelled", by=by)
-        outcome = await self._journal.commit(
-            Unit(Claim(loaded.row.run, self._session, _last(loaded)), [letter, ended])
-        )
+        # It needs no key: a newer run may hold that.
+        claim = Claim(loaded.row.run, self._session, _last(loaded), takes_key=False)
+        outcome = await self._journal.commit(Unit(claim, [letter, ended]))
         if isinstance(outcome, Refused):
             await self.cancel(run_id, by)  # somebody was quicker: look again
         elif not isinstance(outcome, Committed):
