@@ -167,7 +167,8 @@ class Context:
     def artifacts(self) -> Path:
         """A folder for the files of this path, made now if it is not there; empty when an attempt begins.
 
-        It stays when the path has completed. StoreError where the engine has no file to put it beside.
+        Only its owner may look into it. It stays when the path has completed. StoreError where the engine has
+        no file to put it beside.
         """
         if self._root is None:
             raise StoreError(
@@ -175,7 +176,8 @@ class Context:
                 " none. Give the engine one: Engine('runs.db')."
             )
         folder = artifacts_of(self._root, self.run_id, self.path)
-        folder.mkdir(parents=True, exist_ok=True)
+        for place in (folder.parent.parent, folder.parent, folder):
+            place.mkdir(mode=0o700, exist_ok=True)
         return folder
 
     def save_state(self, state: Any) -> Any:

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import TracebackType
@@ -48,6 +48,7 @@ from dagresume.events import (
     INTERRUPTED,
     LETTERS,
     RUN_CANCELLED,
+    RUN_CLAIMED,
     RUN_CREATED,
     RUN_FAILED,
     RUN_INTERRUPTED,
@@ -61,11 +62,13 @@ from dagresume.events import (
 )
 from dagresume.executor import Executor, LoopExecutor, ProcessExecutor, ThreadExecutor
 from dagresume.explain import Explanation, explain
+from dagresume.flaws import UNREADABLE, line_flaw, record_flaw, row_flaw, run_flaw
 from dagresume.fork import Copy, to_copy
 from dagresume.jobs import CURRENT, Services
 from dagresume.journal import Journal
 from dagresume.lease import Lease
 from dagresume.letters import decision, resolved, signal
+from dagresume.masks import NO_SECRETS, Mask, without_passwords
 from dagresume.migration import migrated, take_over, transformed
 from dagresume.observe import log
 from dagresume.outcomes import live_result, stored_result, undone_result
@@ -121,7 +124,19 @@ T = TypeVar("T")
 Origin = Literal["manual", "schedule", "webhook"]
 ORIGINS: Final = get_args(Origin)
 PAGE: Final = 500  # rows of runs that are read at once
+M = TypeVar("M", bound=Callable[..., Coroutine[Any, Any, Any]])
 POLL: Final = 0.25  # seconds between two looks for letters from other processes
+
+
+def _reads(method: M) -> M:
+    """Have a method that is about one stored run say what is wrong with it if it cannot be read."""
+
+    @wraps(method)
+    async def reading(self: Engine, *args: Any, **options: Any) -> Any:
+        async with self._reading(str(options.get("run_id", args[0] if args else ""))):
+            return await method(self, *args, **options)
+
+    return reading  # type: ignore[return-value]  # of the same signature
 
 
 class RunHandle:
@@ -215,7 +230,7 @@ class Engine:
             self.register(workflow)
 
     def __repr__(self) -> str:
-        return f"Engine({self._store.name!r}{'' if self._open else ', closed'})"
+        return f"Engine({without_passwords(self._store.name)!r}{'' if self._open else ', closed'})"
 
     # -- opening and closing --------------------------------------------------------------------------
 
@@ -389,6 +404,7 @@ class Engine:
             run_id, work = found.run_id, self._attend(found)
         return RunHandle(self, run_id, self._in_background(work, run_id))
 
+    @_reads
     async def resume(
         self,
         run_id: str,
@@ -406,6 +422,7 @@ class Engine:
         """
         return await self._go_on(run_id, Asked(wait, force=force, budget=budget), raise_on_failure)
 
+    @_reads
     async def retry(
         self,
         run_id: str,
@@ -432,6 +449,7 @@ class Engine:
         )
         return await self._go_on(run_id, asked, raise_on_failure)
 
+    @_reads
     async def rollback(
         self,
         run_id: str,
@@ -470,6 +488,7 @@ class Engine:
         self._check_open()
         return await self._sweep.run(wait)
 
+    @_reads
     async def fork(
         self,
         run_id: str,
@@ -503,6 +522,7 @@ class Engine:
 
     # -- asking ---------------------------------------------------------------------------------------
 
+    @_reads
     async def plan_rollback(self, run_id: str, to: str | Callable[..., Any] | None = None) -> UndoPlan:
         """Give what a rollback would undo, in order, and what it cannot; executes and changes nothing."""
         loaded = await self._load(run_id)
@@ -516,6 +536,7 @@ class Engine:
             to = None if before is None else before.facts.get("to")
         return plan_undo(program.body, Snapshot(loaded.records), to)
 
+    @_reads
     async def plan(self, run_id: str, *, items: bool = False, asked: Asked | None = None) -> list[Decision]:
         """Give what a resume would do with each path, and why; executes and changes nothing.
 
@@ -543,10 +564,12 @@ class Engine:
             other_code=other,
         )
 
+    @_reads
     async def explain(self, run_id: str, path: str | Callable[..., Any]) -> Explanation:
         """Give what happened to a path each time its run was driven, and why; needs no code."""
         return explain(await self._load(run_id), self._path_of(path))
 
+    @_reads
     async def get(self, run_id: str, at: int | None = None) -> RunInfo:
         """Give a run with the state of each of its paths; needs no code. `at`: as it was after the event of
         this seq.
@@ -572,9 +595,10 @@ class Engine:
         found = await self._store.find(
             workflow=workflow, key=key, status=stored_as(wanted), before=older, limit=limit
         )
-        infos = [run_info(row, holder) for row, holder in found]
+        infos = [_info(row, holder) for row, holder in found]
         return infos if wanted is None else [info for info in infos if info.status in wanted]
 
+    @_reads
     async def result(self, run_id: str) -> RunResult:
         """Give the result of a stored run; executes nothing."""
         loaded = await self._load(run_id)
@@ -602,7 +626,7 @@ class Engine:
             page = await self._store.tail(after, run_id=run_id, kinds=kinds)
             for of, record in page:
                 after = record.seq or after
-                yield Event.of(of, record)
+                yield _event(of, record)
             if not page and not follow:
                 return
             if not page:
@@ -611,8 +635,12 @@ class Engine:
     async def logs(self, run_id: str, *, after: int = 0, limit: int = 1000) -> list[tuple[int, LogLine]]:
         """Give (number, line) of what the nodes of a run logged, in order, those after a number."""
         await self._load(run_id)
-        return await self._store.logs(run_id, after=after, limit=limit)
+        found = await self._store.logs(run_id, after=after, limit=limit)
+        if flaw := next(filter(None, (line_flaw(line) for _, line in found)), None):
+            raise _unreadable(run_id, flaw)
+        return found
 
+    @_reads
     async def cancel(self, run_id: str, by: str = "") -> None:
         """Cancel a run: at once if this engine drives it or nobody does, else by a letter to its owner."""
         self._check_open()
@@ -640,6 +668,7 @@ class Engine:
         elif not isinstance(outcome, Committed):
             raise _store_error(outcome)
 
+    @_reads
     async def decide(
         self,
         run_id: str,
@@ -657,10 +686,12 @@ class Engine:
         path = self._path_of(path)
         while True:
             loaded = await self._load(run_id)
+            comment = self._mask_of(loaded).text(comment)
             unit = decision(loaded, path, approve, by, comment, self._clock.now())
             if unit is None or await self._post(run_id, unit):
                 return
 
+    @_reads
     async def signal(self, run_id: str, event: str, payload: Any = None) -> None:
         """Tell a run that something happened: the first node that waits for this event takes it, now or
         later.
@@ -668,6 +699,7 @@ class Engine:
         loaded = await self._load(run_id)
         await self._post(run_id, signal(loaded, event, payload, self._clock.now()))
 
+    @_reads
     async def resolve(
         self,
         run_id: str,
@@ -696,6 +728,7 @@ class Engine:
             types = codec.EMPTY if vertex is None else vertex.types
             idempotent = False if vertex is None else vertex.idempotent
             now = self._clock.now()
+            failed = None if failed is None else self._mask_of(loaded).text(failed)
             if await self._post(run_id, resolved(loaded, path, output, failed, by, now, types, idempotent)):
                 return
 
@@ -748,7 +781,8 @@ class Engine:
                     program, packed, key, newest[0].run if newest else None, asked, source
                 )
             else:
-                found_or_made = await self._take_up(program, packed, *newest, asked)
+                async with self._reading(newest[0].run_id):
+                    found_or_made = await self._take_up(program, packed, *newest, asked)
             if found_or_made is not None:
                 return found_or_made
 
@@ -791,6 +825,7 @@ class Engine:
         text = inputs_text(packed)
         facts: dict[str, Any] = {"codes": program.codes}
         facts["inputs"] = {name: digest.hex() for name, (_, digest) in packed.items()}
+        facts |= {"secrets": sorted(program.graph.secrets)} if program.graph.secrets else {}
         if self._blobs is not None and len(text) > self._spill_bytes:
             facts["inputs_blob"] = await self._spill(run_id, text)
             text = "{}"
@@ -958,7 +993,8 @@ class Engine:
             *audited(Snapshot(loaded.records), asked, now),
         ]
         nobodys, context = Owned(0, self._session, 0), copy_context()
-        undoing = Rollback(services, program.body, row.run_id, row.workflow, nobodys, context)
+        mask = self._mask_of(loaded, program)
+        undoing = Rollback(services, program.body, row.run_id, row.workflow, nobodys, context, mask)
         guard = Claim(row.run, self._session, _last(loaded), takes_key=False)
         outcome = await self._open_run(undoing, guard, records, None)
         if isinstance(outcome, Refused):
@@ -1011,6 +1047,7 @@ class Engine:
             session=self._session,
             snapshot=snapshot,
             inputs=inputs,
+            mask=_mask(program.graph.secrets | snapshot.secrets, inputs),
             timeout=program.graph.timeout,
             budget=program.graph.budget,
             on_failure=program.graph.on_failure,
@@ -1134,7 +1171,20 @@ class Engine:
         """Give the result of a run from what is stored of it."""
         known = self._registered.get((loaded.row.workflow, loaded.row.version))
         program = None if known is None else self._program(known)
-        return stored_result(loaded, program, partial(self._fetch_now, loaded.row.run_id))
+        mask = self._mask_of(loaded, program)
+        return stored_result(loaded, program, partial(self._fetch_now, loaded.row.run_id), mask)
+
+    def _mask_of(self, loaded: Loaded, program: Program | None = None) -> Mask:
+        """Give what hides the secrets of a stored run; its inputs are read when something is to be hidden."""
+        names = Snapshot(r for r in loaded.records if r.kind in {RUN_CREATED, RUN_CLAIMED}).secrets
+        names |= frozenset() if program is None else program.graph.secrets
+        return Mask(names, partial(self._stored_inputs, loaded)) if names else NO_SECRETS
+
+    def _stored_inputs(self, loaded: Loaded) -> dict[str, str]:
+        text, blob = loaded.row.inputs or "{}", loaded.records[0].facts.get("inputs_blob")
+        if blob is not None:
+            (text,) = self._fetch_now(loaded.row.run_id, [Stored("its inputs", 0, b"", blob)])
+        return codec.members(text)
 
     # -- what runs need -------------------------------------------------------------------------------
 
@@ -1200,6 +1250,18 @@ class Engine:
             found = self._executors[name] = _executor(name, self._concurrency)
         return found
 
+    @contextlib.asynccontextmanager
+    async def _reading(self, run_id: str) -> AsyncIterator[None]:
+        """Say what is wrong with a stored run where it cannot be read."""
+        try:
+            yield
+        except UNREADABLE as error:
+            if isinstance(error, DagresumeError) or not self._open:
+                raise
+            loaded = await self._store.load(run_id)
+            _explain(run_id, None if loaded is None else run_flaw(loaded), error)
+            raise
+
     async def _load(self, run_id: str) -> Loaded:
         self._check_open()
         loaded = await self._store.load(run_id)
@@ -1251,7 +1313,7 @@ class Engine:
     def _blob(self, run_id: str, cell: Stored) -> str:
         assert self._blobs is not None
         try:
-            return self._blobs.read(run_id, cell.blob or "")
+            return self._blobs.read(run_id, str(cell.blob or ""))
         except BlobLost as error:
             raise CheckpointLost(run_id, cell.path, str(error)) from error
 
@@ -1337,6 +1399,9 @@ class _Recovering:
     async def load(self, run_id: str) -> Loaded | None:
         return await self._engine._store.load(run_id)
 
+    def reading(self, run_id: str) -> contextlib.AbstractAsyncContextManager[None]:
+        return self._engine._reading(run_id)
+
     async def write(self, unit: Unit) -> Outcome:
         return await self._engine._journal.commit(unit)
 
@@ -1360,7 +1425,43 @@ class _Recovering:
         return self._engine._in_background(work, run_id)
 
 
+# -- rows that nobody of ours has written ---------------------------------------------------------------
+
+
+def _info(row: RunRow, holder: Holder | None) -> RunInfo:
+    try:
+        return run_info(row, holder)
+    except UNREADABLE as error:
+        _explain(row.run_id, row_flaw(row), error)
+        raise
+
+
+def _event(run_id: str, record: Record) -> Event:
+    try:
+        return Event.of(run_id, record)
+    except UNREADABLE as error:
+        _explain(run_id, record_flaw(record), error)
+        raise
+
+
+def _explain(run_id: str, flaw: str | None, error: BaseException) -> None:
+    """Raise what is wrong with a stored run; without a flaw the error is a fault of ours."""
+    if flaw is not None:
+        raise _unreadable(run_id, flaw) from error
+
+
+def _unreadable(run_id: str, flaw: str) -> StoreError:
+    return StoreError(
+        f"run {run_id} cannot be read: {flaw}. Somebody else has written to the database, or it was damaged:"
+        " `dagresume doctor` says what is sound."
+    )
+
+
 # -- pieces ---------------------------------------------------------------------------------------------
+
+
+def _mask(names: frozenset[str], inputs: Mapping[str, tuple[str, bytes]]) -> Mask:
+    return Mask(names, {name: text for name, (text, _) in inputs.items()}) if names else NO_SECRETS
 
 
 def _check_key(key: str | None, window: float | None) -> None:

@@ -54,6 +54,8 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from dagresume.masks import without_passwords
+
 if TYPE_CHECKING:
     from datetime import datetime
 
@@ -61,7 +63,10 @@ if TYPE_CHECKING:
 
 
 class DagresumeError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of every error this package raises on purpose. No password of a URL stands in its message."""
+
+    def __init__(self, *told: object) -> None:
+        super().__init__(*(without_passwords(each) if isinstance(each, str) else each for each in told))
 
 
 # -- definition and inputs ------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from dagresume.clock import to_datetime
+from dagresume.masks import HIDDEN
 
 __all__ = ["Event", "NodeStatus", "Record", "RunStatus", "Snapshot", "projection", "segments", "status_of"]
 
@@ -282,6 +283,8 @@ class Event(NamedTuple):
     def of(cls, run_id: str, record: Record) -> Event:
         """Give the public picture of a stored record."""
         data = record.facts
+        if "secrets" in data and "inputs" in data:  # a digest tells whoever guesses a value that it is right
+            data["inputs"] = dict.fromkeys(data["inputs"], HIDDEN)
         if record.took is not None:
             data["seconds"] = record.took / 1e6
         if record.size is not None:
@@ -355,11 +358,12 @@ class Snapshot:
     budget. `decisions` and `resolutions` are the last letter of each path, `signals` those that no wait has
     taken, by seq; `read` is the seq of the last letter. `used` is what all attempts used up, `budget` what a
     person set. `permitted`: nodes of which a person said that they run again if their input changes ("*":
-    all). `undone`: the last record of every undo that was begun. `states` holds what each path saved last,
-    until it is run again after it had completed. `forgiven`: up to which attempt somebody answered for a path
-    whose effect was not known, and where the call made once is kept that was asked about. `coded`: the code
-    hashes the run was driven with, each with the seq from which on. `recoveries`: how often somebody went on
-    with it after it had stopped; `auto_resumes`: how often in a row nobody had asked for that.
+    all). `secrets`: the names whose values are never shown. `undone`: the last record of every undo that was
+    begun. `states` holds what each path saved last, until it is run again after it had completed. `forgiven`:
+    up to which attempt somebody answered for a path whose effect was not known, and where the call made once
+    is kept that was asked about. `coded`: the code hashes the run was driven with, each with the seq from
+    which on. `recoveries`: how often somebody went on with it after it had stopped; `auto_resumes`: how often
+    in a row nobody had asked for that.
     """
 
     __slots__ = (
@@ -382,6 +386,7 @@ class Snapshot:
         "reason",
         "recoveries",
         "resolutions",
+        "secrets",
         "signals",
         "started_at",
         "states",
@@ -412,6 +417,7 @@ class Snapshot:
         self.used: dict[str, float] = {}
         self.budget: dict[str, float | None] | None = None
         self.permitted: frozenset[str] = frozenset()
+        self.secrets: frozenset[str] = frozenset()
         self.read = 0
         self.undone: dict[str, Record] = {}
         self.fold(records)
@@ -516,6 +522,7 @@ class Snapshot:
             self.codes = facts["codes"]
             self.coded.append((seq, self.codes))
         self.budget = facts.get("budget", self.budget)
+        self.secrets |= frozenset(facts.get("secrets", ()))
         self.permitted |= frozenset(facts.get("permitted", ()))
 
     def permits(self, path: str) -> bool:

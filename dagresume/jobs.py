@@ -10,6 +10,7 @@ import json
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from contextvars import Context as Variables
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
@@ -20,6 +21,7 @@ from dagresume.clock import Clock
 from dagresume.events import Record, Snapshot
 from dagresume.executor import Call, Executor
 from dagresume.journal import Entry, Journal
+from dagresume.masks import Mask
 from dagresume.observe import log
 from dagresume.planner import Vertex
 from dagresume.policy import NodeFailure
@@ -112,6 +114,8 @@ class Driver(Protocol):
     backoffs: Any
     wide: list[Any]
     owned: Owned
+    mask: Mask
+    context: Variables
     waiting: int
 
     def now(self) -> int: ...
@@ -386,6 +390,7 @@ class Job:
             return
         if self.lines == LOG_LINES:
             line = f"an attempt keeps {LOG_LINES} lines; what it logged after this one is dropped"
+        line = self.run.mask.text(line)
         self.run.log_lines.append(LogLine(self.path, self.attempt, self.run.now(), level, line))
         getattr(log, level)(line, run=self.run.run_id, path=self.path, attempt=self.attempt)
 

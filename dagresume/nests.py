@@ -118,7 +118,7 @@ class Nest(_Container):
         try:
             inputs = dict(self._inputs())
         except Exception as error:
-            self._tell_failed(tell(self.path, self.attempt, error, "error"), step, own=True)
+            self._tell_failed(tell(self.path, self.attempt, error, "error", self.run.mask), step, own=True)
             return
         self.inner = self.scope.inside(self.vertex.body, self.path + "/", inputs, self)
 
@@ -231,7 +231,9 @@ class Nest(_Container):
             self.run.cannot_load(error)
             self._tell_lost(step)
         except DagresumeError as error:  # the output of a pure node that cannot be stored
-            self._tell_failed(tell(self.path, self.attempt, error, "not_serialisable"), step, own=True)
+            self._tell_failed(
+                tell(self.path, self.attempt, error, "not_serialisable", self.run.mask), step, own=True
+            )
         self.run.hand_over(step)
 
     def _given(self, text: str, step: Step) -> None:
@@ -362,9 +364,11 @@ class Loop(_Container):
     def _ask(self, text: str, step: Step) -> None:
         """Ask `until` about the state; the answer is stored with the round."""
         try:
-            done = answer(self.what.until(codec.unpack(text, self.vertex.types)), "until=")
+            # in the caller's context, as a body: this task is that of the round
+            ask = self.run.context.copy().run
+            done = answer(ask(self.what.until, codec.unpack(text, self.vertex.types)), "until=")
         except Exception as error:
-            self._fails(tell(self.path, self.attempt, error, "until_failed"), step)
+            self._fails(tell(self.path, self.attempt, error, "until_failed", self.run.mask), step)
             return
         step.annotate(f"{self.path}[{self.next}]", {"done": done})
         self.next += 1
@@ -396,7 +400,7 @@ class Loop(_Container):
             f"{most} rounds, and until= did not say yes; the last state is the output of {last!r}."
             " Raise max_iterations= and resume with force=True."
         )
-        self._fails(tell(self.path, self.attempt, error, "max_iterations"), step)
+        self._fails(tell(self.path, self.attempt, error, "max_iterations", self.run.mask), step)
 
     def _fails(self, failure: NodeFailure, step: Step) -> None:
         self.run.failures[self.path] = failure

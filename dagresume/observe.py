@@ -13,6 +13,7 @@ import structlog
 
 from dagresume.clock import to_datetime
 from dagresume.events import Record
+from dagresume.masks import NO_SECRETS, Mask, without_passwords
 from dagresume.policy import NodeFailure
 
 __all__ = ["describe_error", "failure_of", "log", "tell"]
@@ -46,34 +47,39 @@ class _Log:
         return structlog.is_configured() or logging.getLogger("dagresume").isEnabledFor(logging.DEBUG)
 
     def debug(self, event: str, **values: Any) -> None:
-        self._target().debug(event, **values)
+        self._target().debug(event, **_shown(values))
 
     def info(self, event: str, **values: Any) -> None:
-        self._target().info(event, **values)
+        self._target().info(event, **_shown(values))
 
     def warning(self, event: str, **values: Any) -> None:
-        self._target().warning(event, **values)
+        self._target().warning(event, **_shown(values))
 
     def error(self, event: str, **values: Any) -> None:
-        self._target().error(event, **values)
+        self._target().error(event, **_shown(values))
+
+
+def _shown(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Whatever a text holds, it is no password of a URL."""
+    return {name: without_passwords(v) if isinstance(v, str) else v for name, v in values.items()}
 
 
 log: Final = _Log()
 
 
-def tell(path: str, attempt: int, error: BaseException, reason: str) -> NodeFailure:
-    """Give the failure of an attempt as data."""
-    told = describe_error(error)
+def tell(path: str, attempt: int, error: BaseException, reason: str, mask: Mask) -> NodeFailure:
+    """Give the failure of an attempt as data; what `mask` hides is in none of its texts."""
+    told = describe_error(error, mask)
     return NodeFailure(path, attempt, told["type"], told["message"], told["traceback"], reason, None, error)
 
 
-def describe_error(error: BaseException) -> dict[str, str]:
+def describe_error(error: BaseException, mask: Mask = NO_SECRETS) -> dict[str, str]:
     """Give `type` (qualified name), `message` and `traceback` of an error as text; never fails, never keeps
     the object.
     """
     told = getattr(error, "told", None)  # raised elsewhere, arrived as text
     if isinstance(told, Mapping):
-        return {name: _cut(str(told.get(name, ""))) for name in ("type", "message", "traceback")}
+        return {name: _cut(mask.text(str(told.get(name, "")))) for name in ("type", "message", "traceback")}
     kind = type(error)
     name = (
         kind.__qualname__
@@ -88,7 +94,8 @@ def describe_error(error: BaseException) -> dict[str, str]:
         shown = "".join(traceback.format_exception(kind, error, _users_part(error.__traceback__)))
     except Exception:
         shown = ""
-    return {"type": name, "message": _cut(message), "traceback": _cut(shown)}
+    # hidden before it is cut: of half a secret nothing would be known
+    return {"type": name, "message": _cut(mask.text(message)), "traceback": _cut(mask.text(shown))}
 
 
 def _users_part(tb: TracebackType | None) -> TracebackType | None:
@@ -109,12 +116,6 @@ def _cut(text: str) -> str:
 def failure_of(record: Record) -> NodeFailure:
     """Give the failure that a stored record tells of."""
     facts = record.facts
-    return NodeFailure(
-        record.path or "",
-        record.attempt or 0,
-        facts.get("type", ""),
-        facts.get("message", ""),
-        facts.get("traceback", ""),
-        record.reason,
-        to_datetime(record.at),
-    )
+    kind, message, traceback_ = (str(facts.get(name, "")) for name in ("type", "message", "traceback"))
+    path, attempt = record.path or "", record.attempt or 0
+    return NodeFailure(path, attempt, kind, message, traceback_, record.reason, to_datetime(record.at))

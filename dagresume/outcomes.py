@@ -13,6 +13,7 @@ from dagresume import events as ev
 from dagresume.events import Record, Snapshot
 from dagresume.feeds import NULL, item_failure
 from dagresume.jobs import OPEN, Cells
+from dagresume.masks import Mask
 from dagresume.observe import failure_of
 from dagresume.planner import Vertex, is_body
 from dagresume.policy import Settled
@@ -42,7 +43,7 @@ def live_result(run: Run, fetch: Fetch, now: float) -> RunResult:
 
     return RunResult(
         run.run_id, run.workflow, run.status, run.reason, outputs, run.unhandled(), run.executed,
-        Lazily(reused), Stats(run.commits, now - run.began, run.waits), _ids(run.rules),
+        Lazily(reused), Stats(run.commits, now - run.began, run.waits), _ids(run.rules), run.mask,
     )  # fmt: skip
 
 
@@ -51,7 +52,7 @@ def _ids(rules: Iterable[Vertex]) -> dict[int, str]:
     return {id(vertex.node.fn): vertex.id for vertex in rules if vertex.node.fn is not None}
 
 
-def stored_result(loaded: Loaded, program: Program | None, fetch: Fetch) -> RunResult:
+def stored_result(loaded: Loaded, program: Program | None, fetch: Fetch, mask: Mask) -> RunResult:
     """Give the result of a run from what is stored of it."""
     snapshot = Snapshot(loaded.records)
     graph = json.loads(loaded.graph)
@@ -96,6 +97,7 @@ def stored_result(loaded: Loaded, program: Program | None, fetch: Fetch) -> RunR
         reused,
         Stats(0, 0.0, array("d")),
         {} if program is None else _ids(program.rules),
+        mask,
     )
 
 

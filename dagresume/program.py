@@ -30,7 +30,7 @@ from dagresume.events import (
     run_record,
     segments,
 )
-from dagresume.planner import Body, Vertex, is_body, uncertain_paths
+from dagresume.planner import Body, Vertex, is_body, resolution, uncertain_paths
 from dagresume.policy import Budget, Recovery
 from dagresume.reach import Reach
 from dagresume.store import Definition
@@ -183,6 +183,8 @@ def taken_up(program: Program, snapshot: Snapshot, run_id: str, asked: Asked, no
         snapshot.permitted |= frozenset(allowed)
     if program.codes != snapshot.codes:
         facts["codes"] = program.codes
+    if fresh := program.graph.secrets - snapshot.secrets:
+        facts["secrets"] = sorted(fresh)
     if asked.budget is not None:
         facts["budget"] = {"tokens": asked.budget.tokens, "cost": asked.budget.cost}
         snapshot.budget = facts["budget"]
@@ -231,7 +233,11 @@ def to_reset(program: Program, snapshot: Snapshot, asked: Asked) -> list[str]:
     if retry is None:
         return []
     if not retry:
-        doubtful = set(uncertain_paths(program.body, snapshot, reconcile=False))
+        doubtful = {
+            p
+            for p in uncertain_paths(program.body, snapshot, reconcile=False)
+            if not _is_known_done(p, snapshot)
+        }
         return [
             p for p, r in snapshot.paths.items() if p in doubtful or (r.kind, r.reason) == (WAITING, HELD)
         ]
@@ -239,6 +245,12 @@ def to_reset(program: Program, snapshot: Snapshot, asked: Asked) -> list[str]:
     if asked.only_failed:
         return _covered(snapshot, _reached_failed(program, snapshot, retry, target, asked))
     return _covered(snapshot, _reached(program, [target], asked))
+
+
+def _is_known_done(path: str, snapshot: Snapshot) -> bool:
+    """Say whether a person has said that an uncertain path took effect, and what it gave."""
+    word = resolution(path, snapshot.paths[path], snapshot)
+    return word is not None and word.facts.get("failed") is None
 
 
 def permitted(program: Program, snapshot: Snapshot, asked: Asked, reset: Iterable[str]) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
@@ -266,6 +267,9 @@ class Drives(Protocol):
     async def load(self, run_id: str) -> Loaded | None:
         """Give a run with its journal."""
 
+    def reading(self, run_id: str) -> AbstractAsyncContextManager[None]:
+        """Say of a run that cannot be understood what is wrong with it, as an error of the store."""
+
     async def write(self, unit: Unit) -> Outcome:
         """Write a unit."""
 
@@ -332,12 +336,13 @@ class Sweep:
             return before[1], None
         found: _Seen | None
         try:
-            if await self._engine.is_driven(row, holder):
-                found = await self._running_here(row)
-            elif holder is not None and holder.alive:
-                return None
-            else:
-                found = await self._decide(row, code)
+            async with self._engine.reading(row.run_id):
+                if await self._engine.is_driven(row, holder):
+                    found = await self._running_here(row)
+                elif holder is not None and holder.alive:
+                    return None
+                else:
+                    found = await self._decide(row, code)
         except StoreError as error:
             log.warning("a run could not be recovered", run=row.run_id, why=str(error))
             found = RecoveryOutcome(row.run_id, row.workflow, "failed", "store_error", str(error)), None

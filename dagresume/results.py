@@ -11,6 +11,7 @@ from unicodedata import normalize
 from dagresume import codec
 from dagresume.errors import NoOutput
 from dagresume.events import NodeStatus, Record, RunStatus, segments
+from dagresume.masks import NO_SECRETS, Mask
 from dagresume.policy import NodeFailure
 
 __all__ = ["CheckpointLatency", "Outputs", "RunResult", "Stats", "Stored"]
@@ -189,7 +190,8 @@ class RunResult:
 
     `result[fn]` is the output of a decorated function, typed by it; `result["id"]` that of a node. `executed`
     are the paths whose function began in this call, in that order; `reused` those completed before it and not
-    run in it. `failures` is {path: NodeFailure} in the order of the definition.
+    run in it. `failures` is {path: NodeFailure} in the order of the definition. Outputs come as they are;
+    `mask` hides in a text, or in plain data, what the workflow declares as secret.
     """
 
     run_id: str
@@ -202,6 +204,7 @@ class RunResult:
     reused: Sequence[str]
     stats: Stats
     ids: Mapping[int, str] = field(default_factory=dict, repr=False)
+    mask: Mask = field(default=NO_SECRETS, repr=False)
 
     @overload
     def __getitem__(self, node: Callable[P, Awaitable[R]]) -> R: ...

@@ -39,6 +39,7 @@ from dagresume.events import Record, RunStatus, Snapshot
 from dagresume.executor import Call, Executor
 from dagresume.feeds import Feed
 from dagresume.jobs import CURRENT, OPEN, Input, Job, Opening, Raw, Sealed, Services, Step
+from dagresume.masks import NO_SECRETS, Mask
 from dagresume.notes import Notes
 from dagresume.observe import log, tell
 from dagresume.planner import NOT_STORABLE, RECONCILE, Body, Vertex, decide
@@ -92,6 +93,7 @@ class Run:
         session: int,
         snapshot: Snapshot,
         inputs: Mapping[str, tuple[str, bytes]],
+        mask: Mask = NO_SECRETS,
         timeout: float | None = None,
         budget: Budget | None = None,
         on_failure: str | None = None,
@@ -99,7 +101,7 @@ class Run:
         automatic: bool = False,
     ) -> None:
         self.services, self.body, self.rules = services, body, body.rules
-        self.run_id, self.workflow, self.snapshot = run_id, workflow, snapshot
+        self.run_id, self.workflow, self.snapshot, self.mask = run_id, workflow, snapshot, mask
         self.owned, self.claimed_at, self.poisoned = Owned(0, session, 0), 0, False
         self.loop, self.context = asyncio.get_running_loop(), contextvars.copy_context()
         self.ended: asyncio.Future[None] = self.loop.create_future()
@@ -324,7 +326,7 @@ class Run:
             for record in records:
                 if record.kind == ev.COMPLETED and record.path is not None:
                     self.failures[record.path] = tell(
-                        record.path, record.attempt or 1, self.error, "not_stored"
+                        record.path, record.attempt or 1, self.error, "not_stored", self.mask
                     )
         self.abort()
 
@@ -421,7 +423,7 @@ class Run:
         try:
             return {"blob": await self._spill(text)}
         except Exception as error:  # the work is done and cannot be kept: as with a failed commit
-            self.failures[job.path] = tell(job.path, job.attempt, error, "not_stored")
+            self.failures[job.path] = tell(job.path, job.attempt, error, "not_stored", self.mask)
             raise
 
     async def _spill(self, text: str) -> str:
@@ -568,12 +570,12 @@ class Run:
         elif not job.began and isinstance(error, StoreError):
             self._without_values(job, error)
         elif isinstance(error, OnceUncertain) and not job.reconcile:
-            failure = tell(job.path, job.attempt, error, ev.ONCE_UNCERTAIN)
+            failure = tell(job.path, job.attempt, error, ev.ONCE_UNCERTAIN, self.mask)
             self._stays_uncertain(job, failure, once=self.notes.place_of(error))
         elif job.reconcile:
-            self._stays_uncertain(job, tell(job.path, job.attempt - 1, error, "reconcile_failed"))
+            self._stays_uncertain(job, tell(job.path, job.attempt - 1, error, "reconcile_failed", self.mask))
         elif (unknown or _from_outside(job, error)) and not job.vertex.idempotent:
-            self._stays_uncertain(job, tell(job.path, job.attempt, error, "abandoned"))
+            self._stays_uncertain(job, tell(job.path, job.attempt, error, "abandoned", self.mask))
         elif self._tries_again(job, error):
             self._again_later(job, error)
         else:
@@ -628,7 +630,7 @@ class Run:
         if asked and job.gate is not None:
             job.gate.pause(asked)
         due = self.now() + round(wait * 1e6)
-        facts = tell(job.path, job.attempt, error, ev.RETRY).facts | {"retry_at": due}
+        facts = tell(job.path, job.attempt, error, ev.RETRY, self.mask).facts | {"retry_at": due}
         step = Step(self, [self.record(ev.FAILED, job, ev.RETRY, **facts)])
         log.info(
             "attempt failed, is tried again", run=self.run_id, path=job.path, attempt=job.attempt, wait=wait
@@ -661,7 +663,7 @@ class Run:
             error = OutputNotSerializable(job.vertex.id, error.place, error.type_name, error.reason)
         if isinstance(error, asyncio.CancelledError):
             error = asyncio.CancelledError("cancelled from inside: the body raised CancelledError by itself")
-        failure = tell(job.path, job.attempt, error, reason)
+        failure = tell(job.path, job.attempt, error, reason, self.mask)
         if (asked := asked_to_wait(error)) and job.gate is not None:
             job.gate.pause(asked)
         log.info("node failed", run=self.run_id, path=job.path, attempt=job.attempt, error=failure.message)
@@ -767,7 +769,7 @@ class Run:
 
     def fail(self, vertex: Vertex, path: str, error: Exception, step: Step) -> None:
         """Note that a node failed before a body of it could begin."""
-        failure = self.failures[path] = tell(path, self.next_attempt(path), error, "error")
+        failure = self.failures[path] = tell(path, self.next_attempt(path), error, "error", self.mask)
         step.records.append(
             ev.node_record(ev.FAILED, path, failure.attempt, self.now(), "error", **failure.facts)
         )
@@ -943,7 +945,7 @@ class Run:
     def _undo(self) -> None:
         """It has failed and says itself that it rolls back then: the run ends when that has."""
         undoing = self.undoing = Rollback(
-            self.services, self.body, self.run_id, self.workflow, self.owned, self.context
+            self.services, self.body, self.run_id, self.workflow, self.owned, self.context, self.mask
         )
         undoing.ended.add_done_callback(self._undone)
         undoing.follow()

@@ -7,6 +7,7 @@ database of somebody else's only if they asked for it; everything else is refuse
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ __all__ = [
     "busy",
     "examine",
     "explained",
+    "make_private",
     "migrate",
     "persist",
     "use_wal",
@@ -202,6 +204,15 @@ def migrate(conn: sqlite3.Connection, path: str, adopt: bool, now: int) -> None:
         conn.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     if _pragma(conn, "application_id") == APPLICATION_ID:
         conn.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def make_private(path: str) -> None:
+    """Make a file that is not there, empty and for its owner alone; what SQLite keeps beside it follows it.
+
+    One that is there stays as it is. If none can be made, SQLite says why.
+    """
+    with contextlib.suppress(OSError):
+        os.close(os.open(os.path.realpath(path), os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
 
 def use_wal(conn: sqlite3.Connection, path: str) -> None:

@@ -20,7 +20,7 @@ import anyio
 
 from dagresume.errors import StoreError
 from dagresume.events import Record, r5_word
-from dagresume.schema import EVENT_COLUMNS, examine, explained, migrate, persist, use_wal
+from dagresume.schema import EVENT_COLUMNS, examine, explained, make_private, migrate, persist, use_wal
 from dagresume.store import (
     SYSTEM_CLOCK,
     Holder,
@@ -102,7 +102,9 @@ class SQLiteStore:
         return self._session
 
     async def _open(self, session: Session) -> None:
-        connection, writer = await self._connect(self._path, self.connection_class)
+        connection, writer = await self._connect(
+            self._path, self.connection_class, first=partial(make_private, self._path)
+        )
         assert isinstance(writer, Writer)
         try:
             self._session = await _hop(connection, writer, partial(self._prepare, writer, session))
@@ -112,13 +114,15 @@ class SQLiteStore:
             raise explained(self._path, error) from error
 
     async def _connect(
-        self, place: str, kind: type[Worker], **options: Any
+        self, place: str, kind: type[Worker], *, first: Callable[[], None] | None = None, **options: Any
     ) -> tuple[aiosqlite.Connection, Worker]:
         made: list[Worker] = []
         errors: list[sqlite3.Error] = []
 
         def factory(*arguments: Any, **rest: Any) -> Worker:
             # Nobody waits for the thread of a connection that was not made; it would speak to a closed loop.
+            if first is not None:
+                first()
             try:
                 made.append(kind(*arguments, **rest))
             except sqlite3.Error as error:

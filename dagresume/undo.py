@@ -33,6 +33,7 @@ from dagresume.errors import (
 from dagresume.events import Record, RunStatus, Snapshot
 from dagresume.executor import Call
 from dagresume.jobs import Job, Services
+from dagresume.masks import NO_SECRETS, Mask
 from dagresume.observe import log, tell
 from dagresume.planner import Body, Vertex
 from dagresume.policy import NodeFailure, asked_to_wait
@@ -126,10 +127,17 @@ class Rollback:
     """
 
     def __init__(
-        self, services: Services, body: Body, run_id: str, workflow: str, owned: Owned, context: Variables
+        self,
+        services: Services,
+        body: Body,
+        run_id: str,
+        workflow: str,
+        owned: Owned,
+        context: Variables,
+        mask: Mask = NO_SECRETS,
     ) -> None:
         self.services, self.body, self.run_id, self.workflow = services, body, run_id, workflow
-        self.owned, self.claimed_at = owned, 0
+        self.owned, self.claimed_at, self.mask = owned, 0, mask
         self.loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = self.loop.create_future()
         self.status = RunStatus.ROLLING_BACK
@@ -264,7 +272,7 @@ class Rollback:
             if self._stopped.done() and isinstance(error, asyncio.CancelledError):
                 self._unfinished = True  # it stands as begun, and is done again
                 return []
-            failure = tell(undo.path, job.attempt, error, ev.UNDO_FAILED_REASON)
+            failure = tell(undo.path, job.attempt, error, ev.UNDO_FAILED_REASON, self.mask)
             wait = self._wait(undo.vertex, job, tries, error)
             if wait is None:
                 self.failures[undo.path] = failure

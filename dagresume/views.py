@@ -130,6 +130,7 @@ def _nodes(loaded: Loaded, *, live: bool) -> dict[str, NodeInfo]:
     nodes: dict[str, NodeInfo] = {}
     for node in graph["nodes"]:
         id_ = node["id"]
+        segments(id_)  # what is no path is no row of ours
         paths = sorted(of.pop(id_, []), key=segments_key)
         if id_ not in paths:
             nodes[id_] = NodeInfo(id_, _unborn(node, nodes))

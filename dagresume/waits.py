@@ -230,7 +230,9 @@ class Waits:
             self._completed(waiting, None, codec.digest("null"), step, None, "null")
             return
         error = NodeTimeout(waiting.path, waiting.vertex.node.timeout or 0.0)
-        self._failed(waiting, tell(waiting.path, waiting.attempt, error, "timeout"), "timeout", step)
+        self._failed(
+            waiting, tell(waiting.path, waiting.attempt, error, "timeout", self._run.mask), "timeout", step
+        )
 
     def _completed(
         self,

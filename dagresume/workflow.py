@@ -188,6 +188,15 @@ class Workflow:
     else they are what the nodes' parameters ask for; `output` names the node whose output is the workflow's.
     `on_failure="rollback"`: a run that fails undoes at once what its nodes have a `compensate=` for. Nodes
     are added with `@wf.node`; they may be declared in any order.
+
+    `secrets`: names of run inputs, and of keys and fields anywhere inside them (upper or lower case is the
+    same), whose values are shown nowhere: in the log and the log lines of nodes, in failures and events, and
+    by the command line they are `***`. Where such a name is a key, its value is hidden whatever it is; texts
+    are searched for the values, also as they stand in URLs and JSON, but not for those of less than 4
+    characters (numbers: 6). Those of workflows inside this one count too. What is stored of inputs and
+    outputs is plain, so that a run can be resumed: the database is as secret as they are. The exception
+    object that reaches the caller is left as it is. Adding a name makes no run refuse; it holds from the next
+    resume on.
     """
 
     def __init__(
@@ -209,7 +218,9 @@ class Workflow:
         self.version = str(version)
         self.idempotent, self.retry, self.timeout, self.budget = idempotent, retry, timeout, budget
         self.recovery = recovery or Recovery()
-        self.on_failure, self.secrets = on_failure, frozenset(secrets)
+        if isinstance(secrets, str):
+            raise DefinitionError(f"workflow {name!r}: secrets={secrets!r}: give the names in a tuple.")
+        self.on_failure, self.secrets = on_failure, frozenset(map(str, secrets))
         self._declared = None if inputs is None else dict(inputs)
         self._output = output
         self._nodes: dict[str, Node] = {}
@@ -906,6 +917,7 @@ class Graph:
         self.retry, self.recovery, self.timeout = wf.retry or Retry(), wf.recovery, wf.timeout
         self.budget, self.on_failure, self.migrations = wf.budget, wf.on_failure, wf.migrations
         self.inner = inner
+        self.secrets: frozenset[str] = wf.secrets.union(*(graph.secrets for graph in inner.values()))
         declared = {id_: self._with_inputs(node) for id_, node in wf._nodes.items()}
         self._declared_inputs = wf._declared
         self._sources: dict[str, Source] = {}

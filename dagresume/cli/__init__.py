@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -102,7 +103,8 @@ class Commands(TyperGroup):
             if not hasattr(error, "format_message"):
                 raise
             where = getattr(getattr(error, "ctx", None), "command_path", "dagresume")
-            typer.echo(f"error: {error.format_message().rstrip('.')}. `{where} --help` says more.", err=True)
+            told = import_module("dagresume.cli.screen").clean(error.format_message().rstrip("."))
+            typer.echo(f"error: {told}. `{where} --help` says more.", err=True)
             code = 2
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -143,15 +145,29 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a value never fails for want of a character
-    signal.signal(signal.SIGTERM, _terminate)
+    ours = _is_ours()
+    before = signal.signal(signal.SIGTERM, _terminate) if ours else None
     try:
         app()
     except SystemExit as end:
-        if end.code == INTERRUPTED:
+        if end.code == INTERRUPTED and ours:
             threading.Thread(target=_leave, daemon=True).start()
         raise
     finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)  # whoever calls this lives on
         _flush()
+
+
+def _is_ours() -> bool:
+    """Say whether the process is there for the command; a notebook, or a program with threads, lives on."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return True
+    return False
 
 
 def _flush() -> None:

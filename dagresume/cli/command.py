@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import sys
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
@@ -13,7 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from dagresume.cli import INTERRUPTED
-from dagresume.cli.screen import line, warn
+from dagresume.cli.screen import line, print_traceback, warn
 from dagresume.errors import (
     AlreadyRunning,
     DagresumeError,
@@ -34,6 +33,7 @@ from dagresume.errors import (
     VersionMismatch,
     WorkflowNotRegistered,
 )
+from dagresume.masks import without_passwords
 
 __all__ = [
     "DEFAULT_DB",
@@ -131,9 +131,10 @@ class Here:
         return " ".join(["dagresume", name, *map(shlex.quote, words), *self._options(name)])
 
     def _options(self, name: str) -> list[str]:
-        options = []
-        if self.db != DEFAULT_DB or os.environ.get("DAGRESUME_DB"):
-            options += ["--db", shlex.quote(self.db)]
+        options, known = [], os.environ.get("DAGRESUME_DB")
+        shown = without_passwords(self.db)
+        if (known or self.db != DEFAULT_DB) and not (known == self.db != shown):
+            options += ["--db", shlex.quote(shown)]
         if name in {"resume", "retry", "fork", "plan", "rollback", "recover"}:
             options += [word for app in self.apps for word in ("--app", shlex.quote(app))]
         if name in {"resume", "retry", "fork", "recover"}:
@@ -218,7 +219,7 @@ class Command(TyperCommand):
             raise typer.Exit(INTERRUPTED) from None
         except Exception as error:
             if ctx.params.get("debug"):
-                traceback.print_exception(error)
+                print_traceback(error)
             complain(explain(error, Here.of(ctx.params)))
             raise typer.Exit(exit_code(error)) from None
 

@@ -10,6 +10,8 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
@@ -149,10 +151,29 @@ def _leave() -> None:
 
 
 def work(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run an asynchronous command to its end; KeyboardInterrupt if a person ended it without a result."""
+    """Run an asynchronous command to its end; KeyboardInterrupt if a person ended it without a result.
 
+    Where a loop runs already, as in a notebook, it has a thread and a loop of its own.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return _worked(make, [])
+    begun: list[_Interrupts] = []
+    with ThreadPoolExecutor(1, "dagresume command") as thread:
+        result = thread.submit(copy_context().run, _worked, make, begun)
+        try:
+            return result.result()
+        except KeyboardInterrupt:
+            for interrupts in begun[: not result.done()]:
+                interrupts(signal.SIGINT, None)
+            return result.result()
+
+
+def _worked(make: Callable[[], Coroutine[Any, Any, T]], begun: list[_Interrupts]) -> T:
     async def watched() -> T:
         interrupts = _Interrupts()
+        begun.append(interrupts)
         try:
             with interrupts.listening():
                 return await make()

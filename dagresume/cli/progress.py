@@ -62,16 +62,14 @@ class Tally:
         """Give the line: nodes, the maps under way, what runs, the time."""
         parts = [f"{len(self.ended)} of {self.nodes} nodes"]
         maps = [node for node in self.totals if node not in self.ended]
-        parts += [
-            f"{clean(node)} {len(self.items.get(node, ()))} of {self.totals[node]}" for node in maps[:3]
-        ]
+        parts += [f"{node} {len(self.items.get(node, ()))} of {self.totals[node]}" for node in maps[:3]]
         single = [path for path in self.running if path not in self.totals and "[" not in path]
         if single:
             more = f" and {len(single) - 3} more" if len(single) > 3 else ""
-            parts.append(f"running {', '.join(map(clean, single[:3]))}{more}")
+            parts.append(f"running {', '.join(single[:3])}{more}")
         if self.failed:
             parts.append(f"{len(self.failed)} failed")
-        return " · ".join([*parts, words.duration(seconds)])
+        return clean(" · ".join([*parts, words.duration(seconds)]))
 
 
 @contextlib.asynccontextmanager

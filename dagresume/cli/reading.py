@@ -155,10 +155,9 @@ def explain(
     if as_json:
         print_json({"run_id": found.run_id, "path": found.path, "steps": [asdict(s) for s in found.steps]})
         return
-    head, *steps = str(found).splitlines()
-    say((clean(head), "bold"))
-    for text in steps:
-        say(clean(text))
+    say((f"{found.path} in run {found.run_id}", "bold"))
+    for step in found.steps:
+        say(f"  {step}")
 
 
 def _here(db: str) -> Here:

@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import sys
+import traceback
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -17,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dagresume import codec, words
+from dagresume.masks import NO_SECRETS, without_passwords
 
 __all__ = [
     "STYLES",
@@ -26,6 +28,7 @@ __all__ = [
     "out",
     "picture",
     "print_json",
+    "print_traceback",
     "rows",
     "say",
     "warn",
@@ -60,17 +63,24 @@ _EVENT: Final = re.compile(r"^event=(['\"])(.*?)\1(?= \w+=|$)")  # as structlog 
 _LEAST: Final = 24  # columns that the last cell of a row needs
 _WIDE: Final = 100_000  # columns of what is not a terminal: nothing is cut
 _UNSEEN: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
-_TURNS: Final = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_DIRECTIONS: Final = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+_TURNS: Final = frozenset(_DIRECTIONS)
+_UNSAFE: Final = re.compile(
+    f"[\x7f-\x9f\u2028\u2029\ud800-\udfff{_DIRECTIONS}]"
+)  # JSON need not escape these
 
 
 def clean(text: str, *, lines: bool = False) -> str:
-    """Give a text without terminal sequences, controls spelled out; `lines` keeps line ends and tabs."""
-    if text.isascii() and text.isprintable():
-        return text
-    kept = "\n\t" if lines else ""
-    return "".join(
-        char if char in kept or not _is_control(char) else _spelled(char) for char in _SEQUENCE.sub("", text)
-    )
+    """Give a text without terminal sequences and passwords in URLs, controls spelled out; `lines` keeps line
+    ends and tabs.
+    """
+    if not (text.isascii() and text.isprintable()):
+        kept = "\n\t" if lines else ""
+        text = "".join(
+            char if char in kept or not _is_control(char) else _spelled(char)
+            for char in _SEQUENCE.sub("", text)
+        )
+    return without_passwords(text)
 
 
 def _is_control(char: str) -> bool:
@@ -107,13 +117,19 @@ def _wide(console: Console) -> Console:
 
 
 def say(*parts: str | tuple[str, str]) -> None:
-    """Print one line made of texts and (text, style) pairs; what is in them must be clean."""
-    out().print(Text.assemble(*parts))
+    """Print one line made of texts and (text, style) pairs."""
+    out().print(_assembled(parts))
 
 
 def warn(*parts: str | tuple[str, str]) -> None:
     """Print one line to the standard error."""
-    err().print(Text.assemble(*parts))
+    err().print(_assembled(parts))
+
+
+def _assembled(parts: Iterable[str | tuple[str, str]]) -> Text:
+    return Text.assemble(
+        *(clean(part) if isinstance(part, str) else (clean(part[0]), part[1]) for part in parts)
+    )
 
 
 def rows(headers: Sequence[str], cells: Iterable[Sequence[str]], *, styled: int | None = None) -> None:
@@ -139,6 +155,11 @@ def rows(headers: Sequence[str], cells: Iterable[Sequence[str]], *, styled: int 
     console.file.write(text)
 
 
+def print_traceback(error: BaseException) -> None:
+    """Print where an error comes from."""
+    sys.stderr.write(clean("".join(traceback.format_exception(error)), lines=True))
+
+
 class _Heard(logging.Handler):
     """Prints warnings of the engine and of nodes, one clean line each."""
 
@@ -161,8 +182,13 @@ def heard() -> None:
 
 def print_json(value: Any) -> None:
     """Print a value as strict JSON: what JSON has no word for is drawn by `codec.plain`."""
-    text = json.dumps(codec.plain(value), ensure_ascii=False, allow_nan=False, indent=2)
-    sys.stdout.write(f"{text}\n")
+    shown = NO_SECRETS.value(codec.plain(value))
+    text = json.dumps(shown, ensure_ascii=False, allow_nan=False, indent=2)
+    sys.stdout.write(f"{_UNSAFE.sub(_escaped, text)}\n")
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}"
 
 
 def picture(value: Any, most: int = 120) -> str:

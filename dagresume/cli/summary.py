@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from dagresume import words
+from dagresume import codec, words
 from dagresume.cli.command import FAILED, INTERRUPTED, WAITING, Here
 from dagresume.cli.screen import STYLES, clean, line, picture, print_json, say
 from dagresume.errors import NoOutput
@@ -98,8 +98,14 @@ def _outputs(result: RunResult, wf: Workflow | None) -> list[tuple[str, str]]:
         graph = wf.compiled
         ids = [id_ for id_, children in zip(graph.ids, graph.children, strict=True) if not children]
     return [
-        (clean(id_), picture(result.outputs[id_])) for id_ in ids[:MOST_FAILURES] if id_ in result.outputs
+        (clean(id_), picture(hidden(result, id_))) for id_ in ids[:MOST_FAILURES] if id_ in result.outputs
     ]
+
+
+def hidden(result: RunResult, node: str) -> Any:
+    """Give a picture of an output in which nothing stands that the workflow keeps secret."""
+    (shown,) = result.mask.value({node: codec.plain(result.outputs[node])}).values()
+    return shown
 
 
 # -- failures -------------------------------------------------------------------------------------------
@@ -217,7 +223,7 @@ def _as_result(result: RunResult) -> dict[str, Any]:
     outputs = {}
     for id_ in result.outputs:
         try:
-            outputs[id_] = result.outputs[id_]
+            outputs[id_] = hidden(result, id_)
         except NoOutput:
             continue
     latency = result.stats.checkpoint_latency

@@ -426,3 +426,11 @@ def test_a_missing_input_is_named(write: Write, place: Path, cli: Cli) -> None:
     assert not (place / "dagresume.db").exists()
     forget(flow)
     assert cli("run quick.py --input x=1").code == 0
+
+
+@pytest.mark.parametrize("word", ["%", "_", "0_", "01%", "*", "[0-9]", "' OR 1=1 --"])
+def test_the_beginning_of_an_id_is_no_pattern(failed: str, word: str, cli: Cli) -> None:
+    """B160."""
+    done = cli("show", word)
+    assert (done.code, done.out) == (2, "")
+    assert "no run" in done.error

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dagresume.contracts import LEASE, START, Clock, created, definition
 from dagresume.events import Record
 from dagresume.sessions import this_session
 from dagresume.sqlite import SQLiteStore
@@ -28,7 +29,6 @@ from dagresume.store import (
     Unique,
     Unit,
 )
-from tests.contract.suite import LEASE, START, Clock, created, definition
 
 few = st.integers(1, 3)
 epochs = st.integers(0, 3)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagresume import events
+from dagresume.contracts import START, completed, created, definition, new_run
 from dagresume.events import NodeStatus, Record, RunStatus, Snapshot, r5_word, run_record, status_of
 from dagresume.schema import migrate
 from dagresume.sessions import this_session
@@ -28,7 +29,6 @@ from dagresume.store import (
     Unit,
 )
 from dagresume.writer import Worker
-from tests.contract.suite import START, completed, created, definition, new_run
 
 KINDS = sorted(
     kind

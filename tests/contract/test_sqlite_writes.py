@@ -18,6 +18,7 @@ from typing import Any
 import anyio
 import pytest
 
+from dagresume.contracts import completed, created, new_run
 from dagresume.errors import StoreCorrupt, StoreError, StoreFull, StoreReadOnly
 from dagresume.events import Record, run_record
 from dagresume.sessions import this_session
@@ -34,7 +35,6 @@ from dagresume.store import (
     Unit,
 )
 from dagresume.writer import Writer
-from tests.contract.suite import completed, created, new_run
 
 
 class Disturbed(Writer):
@@ -505,7 +505,7 @@ from dagresume.sqlite import SQLiteStore
 from dagresume.sessions import this_session
 from dagresume.store import *
 from dagresume.store import SYSTEM_CLOCK
-from tests.contract.suite import completed, created, new_run
+from dagresume.contracts import completed, created, new_run
 async def main():
     store = SQLiteStore(sys.argv[1])
     session = await store.open(this_session(SYSTEM_CLOCK.now(), 600_000_000))
@@ -589,7 +589,7 @@ def test_a_transaction_that_dies_in_the_middle_never_was(db: Path, at: str, expe
 
 
 def die(path: Path, at: str) -> None:
-    from tests.contract.suite import definition
+    from dagresume.contracts import definition
 
     class Mortal(Writer):
         armed = False

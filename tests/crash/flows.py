@@ -574,3 +574,47 @@ ways_idempotent = ways(idempotent=True)
 ways_careful = ways(idempotent=False)
 ways_asking = ways(idempotent=False, reconcile=look)
 ways_undone = ways(idempotent=True, undoes=True)
+
+# -- a definition that has changed ----------------------------------------------------------------------
+
+
+def versions(*, idempotent: bool, reconcile: Callable[..., Any] | None = None) -> tuple[Workflow, Workflow]:
+    """A chain with a map in two versions; the newer one renames a node, drops one and has another output."""
+    old, new = (Workflow("versions", version=v, idempotent=idempotent) for v in "12")
+
+    async def first(start: int, ctx: Context) -> int:
+        return await work(ctx, start)
+
+    async def items(first: int, ctx: Context) -> list[int]:
+        return [first, await work(ctx, first + 1)]
+
+    async def gone(ctx: Context) -> int:
+        return await work(ctx, 0)
+
+    async def each(n: int, ctx: Context) -> int:
+        return await work(ctx, 10 * n)
+
+    async def last(each: list[int], ctx: Context) -> int:
+        return await work(ctx, sum(each))
+
+    async def look_for_items(first: int, ctx: Context) -> Any:
+        found = await look(ctx)
+        return found if found is NOT_DONE else [first, found]
+
+    lists = None if reconcile is None else look_for_items
+    old.node(reconcile=reconcile)(first)
+    old.node(id="listed", reconcile=lists)(items)
+    old.node(depends_on="first", reconcile=reconcile)(gone)
+    old.node(for_each={"n": "listed"}, reconcile=reconcile)(each)
+    old.node(reconcile=reconcile)(last)
+    new.node(reconcile=reconcile)(first)
+    new.node(id="items", reconcile=lists)(items)
+    new.node(for_each={"n": "items"}, reconcile=reconcile)(each)
+    new.node(reconcile=reconcile)(last)
+    new.migrate("1", rename={"listed": "items"}, drop="gone")
+    return old, new
+
+
+old_idempotent, new_idempotent = versions(idempotent=True)
+old_careful, new_careful = versions(idempotent=False)
+old_asking, new_asking = versions(idempotent=False, reconcile=look)

@@ -1,16 +1,19 @@
 """Faults put into the engine on purpose: a sweep that does not find them is worth nothing."""
 
 import asyncio
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from dagresume import blobs
 from dagresume.jobs import Job, Step
 from dagresume.journal import Entry, Journal
 from dagresume.scheduler import Run
 from dagresume.store import Committed, Outcome, Owned
 
 
-def put(where: type, **instead: Any) -> None:
+def put(where: Any, **instead: Any) -> None:
     for name, value in instead.items():
         setattr(where, name, value)
 
@@ -58,3 +61,13 @@ def commit_not_awaited() -> None:
             await last[-1]
 
     put(Journal, _commit=at_once, write=to_the_end)
+
+
+def blobs_written_in_place() -> None:
+    """A big output is written to the file of its final name."""
+
+    def write(path: Path, content: bytes) -> None:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+            file.write(content)
+
+    put(blobs, _replace=write)

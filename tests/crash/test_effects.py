@@ -42,9 +42,7 @@ def test_a_statement_is_there_with_its_checkpoint_and_only_then(
 ) -> None:
     """Killed at every statement of SQL: the rows of the ledger are the completed nodes that book."""
     order: dict[str, Any] = {
-        "target": f"tests.crash.flows:{flow}",
-        "setup": None,
-        "inputs": '{"start":5}',
+        "source": {"target": f"tests.crash.flows:{flow}", "inputs": '{"start":5}'},
         "key": "k",
         "options": {},
     }
@@ -53,9 +51,9 @@ def test_a_statement_is_there_with_its_checkpoint_and_only_then(
         folder = tmp_path / str(n)
         folder.mkdir()
         point = None if n is None else Point("statement", n)
-        ended = nursery.call("dagresume.testing:_play", folder, **order, point=point).wait()
+        ended = nursery.call("dagresume.plays:play", folder, **order, point=point).wait()
         if n is None:
-            statements.append(ended.told["statements"])
+            statements.append(ended.told["passed"]["statement"])
         return folder, ended.killed, autopsy(folder / "runs.db")
 
     statements: list[int] = []

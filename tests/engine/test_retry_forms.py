@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 import networkx as nx
 import pytest
 
-from dagresume import Context, DefinitionError, RunStatus, Workflow
+from dagresume import Context, DefinitionError, RunStatus, Value, Workflow
 from dagresume.events import COMPLETED, RUN_CREATED, Snapshot, node_record, run_record
 from dagresume.program import Asked, Program, to_reset
 from tests.engine.kit import Calls, Home, listing
@@ -464,3 +465,34 @@ def test_a_hundred_thousand_items_are_no_matter(calls: Calls) -> None:
     ]  # fmt: skip
     assert len(to_reset(program, snapshot, Asked(retry="one"))) == 2 * count + 2
     assert time.perf_counter() - began < 5
+
+
+async def test_a_retry_does_not_repeat_what_a_person_said_was_done(home: Home, calls: Calls) -> None:
+    """Of three paths nobody knows about, one took effect, one did not, and one is still uncertain."""
+    wf = Workflow("w")
+    begun = asyncio.Semaphore(0)
+
+    for name in ("sent", "lost", "unknown"):
+
+        async def body(name: str = name) -> str:
+            calls.began(name)
+            if calls[name] == 1:
+                begun.release()
+                await asyncio.Event().wait()
+            return name
+
+        wf.node(id=name, args={"name": Value(name)})(body)
+
+    async with home.engine(wf, grace_seconds=0.0) as engine:
+        handle = await engine.start(wf)
+        for _ in range(3):
+            await begun.acquire()
+    async with home.engine(wf) as engine:
+        await engine.resolve(handle.run_id, "sent", output="by post")
+        await engine.resolve(handle.run_id, "lost", failed="it came back")
+        plan = {d.path: d.action for d in await engine.plan(handle.run_id, asked=Asked(retry=""))}
+    assert plan == {"sent": "reuse", "lost": "run", "unknown": "run"}
+    result = await home.retry(wf, handle.run_id)
+    assert sorted(result.executed) == ["lost", "unknown"]
+    assert result["sent"] == "by post"
+    assert calls == {"sent": 1, "lost": 2, "unknown": 2}

@@ -204,7 +204,8 @@ def test_killed_at_the_150th_resume_it_goes_on_there(tmp_path: Path) -> None:
     recorded = {
         one.path for one in plan if one.action == "reuse" and one.reason == "completed" and not one.items
     }
-    assert recorded >= {"candidates", "parse[0]", "score[0]"}
+    assert recorded >= {"candidates", "parse[0]"}
+    assert any(path.startswith("score[") for path in recorded)
     assert asyncio.run(_resumed(stage, recorded)) == []
 
     after = read_ledger(stage.ledger)[len(before) :]

@@ -1,4 +1,7 @@
-"""What every store does, as one suite of behaviour: subclass `StoreContract` and say how a store is made."""
+"""What every store does, as one suite of behaviour: subclass `StoreContract` and say how a store is made.
+
+The only part of `dagresume.testing` that needs pytest.
+"""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from itertools import count
@@ -107,11 +110,26 @@ MakeStore = Callable[[Clock], Store]
 
 
 class StoreContract:
-    """Subclass it and give the fixture `make_store`: each call makes another store on the same data."""
+    """The suite. Subclass it in a test module and give the fixture `make_store`.
+
+        class TestMyStore(StoreContract):
+            @pytest.fixture
+            def make_store(self, tmp_path):
+                return lambda clock: MyStore(tmp_path / "runs.db", clock=clock)
+
+    It gives a function that takes a clock and makes a store; each call makes another one on the same data, as
+    several processes have them. The tests run on asyncio, with the pytest plugin that anyio brings along.
+    """
+
+    pytestmark = pytest.mark.anyio
+
+    @pytest.fixture
+    def anyio_backend(self) -> str:
+        return "asyncio"
 
     @pytest.fixture
     def make_store(self) -> MakeStore:
-        raise NotImplementedError
+        raise NotImplementedError("give the fixture make_store: a function of a clock that makes a store")
 
     @pytest.fixture
     def clock(self) -> Clock:
