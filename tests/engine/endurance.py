@@ -1,7 +1,7 @@
 """Many runs in one process, and what is left of them: memory, files, threads, tasks, the log. A program.
 
-`python -m tests.engine.endurance FOLDER '{"runs": 24000}'` prints what it measured as JSON. It is a process of
-its own, so that nothing else's memory is measured.
+`python -m tests.engine.endurance FOLDER short_runs 24000 4000` prints what it measured as JSON. It is a
+process of its own, so that nothing else's memory is measured.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def rss() -> int:
 
 
 def slope(points: list[tuple[int, int]]) -> float:
-    """Give the median of the slopes between all pairs of points (Theil, Sen): a jump or two do not move it."""
+    """Give the median of the slopes between all pairs of points (Theil, Sen): a jump does not move it."""
     pairs = ((a, b) for n, a in enumerate(points) for b in points[n + 1 :])
     return median((b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs)
 
@@ -91,13 +91,17 @@ class Watch:
         self.wal = 0
         self.seconds: list[float] = []
 
+    def now(self) -> int:
+        """Give how big the log is."""
+        return self._wal.stat().st_size if self._wal.exists() else 0
+
     async def over(self, count: int, act: Callable[[int], Awaitable[None]], sample: int = SAMPLE) -> None:
         """Do it so often, some of them at once."""
         for start in range(0, count, sample):
             began = time.perf_counter()
             for gang in range(start, min(start + sample, count), GANG):
                 await asyncio.gather(*(act(n) for n in range(gang, min(gang + GANG, count))))
-                self.wal = max(self.wal, self._wal.stat().st_size if self._wal.exists() else 0)
+                self.wal = max(self.wal, self.now())
             self.seconds.append(time.perf_counter() - began)
             _trim()
             self.memory.append((start + sample, rss()))
@@ -193,10 +197,9 @@ async def cancelled(db: Path, runs: int, after: int) -> dict[str, Any]:
 async def resumed(db: Path, runs: int, after: int) -> dict[str, Any]:
     """Resume what has failed."""
     global mended
-    watch, ids = Watch(db), []
+    watch = Watch(db)
     async with Engine(db, synchronous="normal") as engine:
-        for n in range(runs):
-            ids.append((await engine.run(broken, {"n": n}, raise_on_failure=False)).run_id)
+        ids = [(await engine.run(broken, {"n": n}, raise_on_failure=False)).run_id for n in range(runs)]
         mended = True
 
         async def one(n: int) -> None:
@@ -256,7 +259,7 @@ async def engines(db: Path, runs: int, after: int) -> dict[str, Any]:
 
 
 async def foreign_reader(db: Path, runs: int, after: int) -> dict[str, Any]:
-    """Run while another program holds a snapshot: the log grows, nothing stops, and it is small again after."""
+    """Run while another program holds a snapshot: the log grows, nothing stops, it is small again after."""
     watch, late = Watch(db), Watch(db)
     async with Engine(db, synchronous="normal") as engine:
 
@@ -272,8 +275,7 @@ async def foreign_reader(db: Path, runs: int, after: int) -> dict[str, Any]:
         reader.execute("COMMIT")
         reader.close()
         await late.over(2 * SAMPLE, one)
-        size = Path(f"{db}-wal").stat().st_size
-        return watch.said(after) | {"before": before, "after": _held(), "wal after": size}
+        return watch.said(after) | {"before": before, "after": _held(), "wal after": late.now()}
 
 
 PLAYS = {
