@@ -53,6 +53,7 @@ from dagresume.errors import (
 )
 from dagresume.events import Event, NodeStatus, RunStatus
 from dagresume.explain import Explanation
+from dagresume.metrics import Alarm, Metrics
 from dagresume.planner import Decision
 from dagresume.policy import (
     NOT_DONE,
@@ -67,6 +68,7 @@ from dagresume.policy import (
 )
 from dagresume.recovery import RecoveryOutcome
 from dagresume.results import RunResult
+from dagresume.retention import Pruned
 from dagresume.reverse import UndoPlan
 from dagresume.sync import run_sync
 from dagresume.views import NodeInfo, RunInfo
@@ -76,6 +78,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "NOT_DONE",
+    "Alarm",
     "AlreadyDecided",
     "AlreadyRunning",
     "AttemptsExhausted",
@@ -100,6 +103,7 @@ __all__ = [
     "ItemFailure",
     "LeaseLost",
     "Limit",
+    "Metrics",
     "MissingInput",
     "MutatedInput",
     "NoOutput",
@@ -113,6 +117,7 @@ __all__ = [
     "OnceUncertain",
     "OutputNotSerializable",
     "OwnershipError",
+    "Pruned",
     "Recovery",
     "RecoveryOutcome",
     "RecoveryRefused",

@@ -69,6 +69,7 @@ from dagresume.journal import Journal
 from dagresume.lease import Lease
 from dagresume.letters import decision, resolved, signal
 from dagresume.masks import NO_SECRETS, Mask, without_passwords
+from dagresume.metrics import Metrics, measured
 from dagresume.migration import migrated, take_over, transformed
 from dagresume.observe import log
 from dagresume.outcomes import live_result, stored_result, undone_result
@@ -91,6 +92,7 @@ from dagresume.program import (
 )
 from dagresume.recovery import STOPPED, Code, RecoveryOutcome, Sweep
 from dagresume.results import RunResult, Stored
+from dagresume.retention import FAILED_KEPT, KEPT, Pruned, Term, Terms, prune
 from dagresume.reverse import UndoPlan, plan_undo
 from dagresume.scheduler import Run, start_ready
 from dagresume.sessions import this_session
@@ -520,6 +522,40 @@ class Engine:
             await self._create_fork(program, loaded, packed, copies, key, start), asked, raise_on_failure
         )
 
+    # -- keeping --------------------------------------------------------------------------------------
+
+    async def prune(
+        self,
+        *,
+        older_than: Term = KEPT,
+        failed_older_than: Term = FAILED_KEPT,
+        status: str | Sequence[str] | None = None,
+        workflow: str | None = None,
+        dry_run: bool = False,
+    ) -> Pruned:
+        """Delete runs that ended long ago, with their events, logs, blobs and artifacts; says what is gone.
+
+        `older_than` (a timedelta or seconds) is for completed, cancelled and rolled back runs, and
+        `failed_older_than` for failed ones, both since they ended. `status` and `workflow` narrow that.
+        Whatever is given, nothing is deleted that is pending, running, waiting, interrupted or rolling back.
+        A deleted run frees its key; calls made once in a workflow (`ctx.once(…, scope="workflow")`) stay
+        made. Short transactions: others go on meanwhile. A prune that was cut off is finished by the next
+        one. `dry_run` only counts, exactly. Raises InputError for a term or status that means nothing.
+        """
+        self._check_open()
+        terms = Terms.of(self._clock.now(), older_than, failed_older_than, status)
+        return await prune(
+            self._store, self._blobs, self._artifacts, self._clock, terms, workflow=workflow, dry_run=dry_run
+        )
+
+    async def metrics(self) -> Metrics:
+        """Give how recoveries go and how long checkpoints take, over all runs that are stored, with alarms.
+
+        The views `dagresume_metrics` and `dagresume_alarms` say the same to SQL.
+        """
+        self._check_open()
+        return await measured(self._store)
+
     # -- asking ---------------------------------------------------------------------------------------
 
     @_reads
@@ -893,7 +929,9 @@ class Engine:
             raise AlreadyRunning(
                 row.run_id, str(holder), None if holder is None else to_datetime(holder.started_at)
             )
-        loaded = await self._load(row.run_id)
+        loaded = await self._store.load(row.run_id)
+        if loaded is None:
+            return None  # it was pruned meanwhile: look again
         snapshot = Snapshot(loaded.records)
         if snapshot.status is RunStatus.WAITING and snapshot.cancel_by is not None:
             await self.cancel(row.run_id, snapshot.cancel_by)

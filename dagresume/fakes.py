@@ -7,10 +7,22 @@ import contextlib
 import heapq
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dagresume.store import Holder, Loaded, LogLine, OnceFound, Outcome, RunRow, Session, Store, Unit
+from dagresume.store import (
+    Clear,
+    Forgotten,
+    Holder,
+    Loaded,
+    LogLine,
+    OnceFound,
+    Outcome,
+    RunRow,
+    Session,
+    Store,
+    Unit,
+)
 
 __all__ = ["FakeClock", "StoreWrapper"]
 
@@ -138,6 +150,9 @@ class StoreWrapper:
 
     def renew(self, expires_at: int) -> bool:
         return self.inner.renew(expires_at)
+
+    async def forget(self, runs: Mapping[int, int], clear: Clear, *, dry_run: bool = False) -> Forgotten:
+        return await self.inner.forget(runs, clear, dry_run=dry_run)
 
     async def load(self, run_id: str) -> Loaded | None:
         return await self.inner.load(run_id)

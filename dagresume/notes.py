@@ -24,7 +24,7 @@ from dagresume.events import Record
 from dagresume.jobs import Flight, Job
 from dagresume.journal import Entry
 from dagresume.results import Stored
-from dagresume.store import Committed, OnceFound, OnceRow, Outcome, Refused
+from dagresume.store import Committed, OnceFound, OnceRow, Outcome, Refused, scope_of
 
 __all__ = ["Notes"]
 
@@ -257,7 +257,7 @@ class Notes:
 
     def _place(self, scope: str, key: str) -> tuple[str, str]:
         of = self._run.run_id if scope == "run" else self._run.workflow
-        return f"{scope}:{of}", key
+        return scope_of(scope, of), key
 
     def _land(self, job: Job, where: tuple[str, str]) -> None:
         if where in job.held:

@@ -39,6 +39,7 @@ from dagresume.events import Record, RunStatus, Snapshot
 from dagresume.executor import Call, Executor
 from dagresume.feeds import Feed
 from dagresume.jobs import CURRENT, OPEN, Input, Job, Opening, Raw, Sealed, Services, Step
+from dagresume.latency import summary
 from dagresume.masks import NO_SECRETS, Mask
 from dagresume.notes import Notes
 from dagresume.observe import log, tell
@@ -806,7 +807,9 @@ class Run:
         return (ev.RUN_ROLLING_BACK if self._on_failure == "rollback" else ev.RUN_FAILED), "node_failed"
 
     def _total(self) -> dict[str, Any]:
-        return {"usage": self.used} if self.used else {}
+        """Give what all attempts used up, and how long results have waited in this drive."""
+        facts: dict[str, Any] = {"usage": self.used} if self.used else {}
+        return facts | {"latency": summary(self.waits)} if self.waits else facts
 
     def unhandled(self) -> dict[str, NodeFailure]:
         """Give the failures that nothing dealt with, in the order of the definition."""

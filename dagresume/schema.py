@@ -90,6 +90,71 @@ SELECT NULL, r.run_id, r.workflow, d.node, 'pending', NULL, NULL, NULL, 0, NULL,
 FROM dagresume_runs AS r JOIN dagresume_definition_nodes AS d ON d.definition = r.definition
 WHERE {_NO_EVENT}"""
 
+# -- monitoring (R17); `dagresume.metrics` reads the same from the journal
+
+_ENDS: Final = (
+    "'run.completed', 'run.waiting', 'run.rolled_back', 'run.failed', 'run.interrupted', 'run.cancelled'"
+)
+_NEXT: Final = f"""(SELECT n.kind FROM dagresume_events AS n
+    WHERE n.run = e.run AND n.path IS NULL AND n.seq > e.seq
+      AND n.kind IN ('run.claimed', 'run.rolling_back', {_ENDS}) ORDER BY n.seq LIMIT 1)"""
+_RECOVERIES: Final = f"""CREATE VIEW dagresume_recoveries AS
+SELECT seq, run_id, workflow, started_at, "by", coalesce(substr(ended, 5), 'running') AS ended,
+       CASE WHEN ended IN ('run.completed', 'run.waiting', 'run.rolled_back') THEN 1
+            WHEN ended IS NOT NULL AND ended <> 'run.cancelled' THEN 0 END AS succeeded
+FROM (SELECT e.seq AS seq, r.run_id AS run_id, r.workflow AS workflow, {_iso("e.at")} AS started_at,
+             json_extract(e.data, '$.by') AS "by", {_NEXT} AS ended
+      FROM dagresume_events AS e CROSS JOIN dagresume_runs AS r ON r.run = e.run
+      WHERE e.status IS NULL AND e.kind IN ('run.claimed', 'run.rolling_back')
+        AND json_extract(e.data, '$.recoveries') IS NOT NULL)"""
+
+_MEASURED: Final = f"""dagresume_events AS e CROSS JOIN dagresume_runs AS r ON r.run = e.run
+WHERE e.status IS NULL AND e.kind IN ('run.rolling_back', {_ENDS})
+  AND json_extract(e.data, '$.latency') IS NOT NULL"""
+_WAITS: Final = ", ".join(
+    f"json_extract(e.data, '$.latency.{name}') / 1e6 AS {name}" for name in ("p50", "p95", "p99", "max")
+)
+_LATENCY: Final = f"""CREATE VIEW dagresume_latency AS
+SELECT e.seq AS seq, r.run_id AS run_id, r.workflow AS workflow, {_iso("e.at")} AS ended_at,
+       json_extract(e.data, '$.latency.count') AS checkpoints,
+       {_WAITS}
+FROM {_MEASURED}"""
+
+
+_LONGEST: Final = '(SELECT max("max") FROM dagresume_latency)'
+
+
+def _percentile(share: float) -> str:
+    return f"min((SELECT min(wait) / 1e6 FROM ranked WHERE upto >= {share} * total), {_LONGEST})"
+
+
+_METRICS: Final = f"""CREATE VIEW dagresume_metrics AS
+WITH waits(wait, n) AS (
+    SELECT CAST(w.key AS INTEGER), sum(w.value)
+    FROM (SELECT e.data AS data FROM {_MEASURED}) AS m, json_each(m.data, '$.latency.waits') AS w GROUP BY 1),
+ranked(wait, upto, total) AS (SELECT wait, sum(n) OVER (ORDER BY wait), sum(n) OVER () FROM waits)
+SELECT 'recovery_success_rate' AS name, (SELECT avg(succeeded) FROM dagresume_recoveries) AS value,
+       'under' AS alarm, 0.9 AS threshold
+UNION ALL SELECT 'recoveries_per_run',
+       (SELECT total(recoveries) FROM dagresume_runs WHERE recoveries > 0)
+       / max(1, (SELECT count(*) FROM dagresume_runs)), 'over', 2.0
+UNION ALL SELECT 'checkpoint_latency_p50', {_percentile(0.5)}, NULL, NULL
+UNION ALL SELECT 'checkpoint_latency_p95', {_percentile(0.95)}, NULL, NULL
+UNION ALL SELECT 'checkpoint_latency_p99', {_percentile(0.99)}, 'over', 1.0
+UNION ALL SELECT 'checkpoint_latency_max', {_LONGEST}, NULL, NULL"""
+
+_ALARMS: Final = """CREATE VIEW dagresume_alarms AS
+SELECT name, value, threshold, CASE name
+    WHEN 'recovery_success_rate' THEN 'Too few recoveries end well: look at what stops again'
+        || ' (SELECT * FROM dagresume_recoveries WHERE succeeded = 0).'
+    WHEN 'recoveries_per_run' THEN 'Runs are recovered too often: look at what stops them'
+        || ' (SELECT run_id, recoveries FROM dagresume_runs WHERE recoveries > 0 ORDER BY recoveries DESC).'
+    ELSE 'Checkpoints wait too long to be durable: look at the disk, at what else holds the database, and at'
+        || ' functions that block the event loop (SELECT * FROM dagresume_latency ORDER BY "max" DESC).'
+    END AS message
+FROM dagresume_metrics
+WHERE (alarm = 'under' AND value < threshold) OR (alarm = 'over' AND value > threshold)"""
+
 _VERSION_1: Final = (
     "CREATE TABLE dagresume_meta(name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
     """CREATE TABLE dagresume_definitions(definition INTEGER PRIMARY KEY, workflow TEXT NOT NULL,
@@ -111,6 +176,8 @@ _VERSION_1: Final = (
     "CREATE INDEX dagresume_runs_latest ON dagresume_runs(workflow, key) WHERE key IS NOT NULL",
     "CREATE INDEX dagresume_runs_workflow ON dagresume_runs(workflow)",
     "CREATE INDEX dagresume_runs_status ON dagresume_runs(status)",
+    "CREATE INDEX dagresume_runs_definition ON dagresume_runs(definition)",
+    "CREATE INDEX dagresume_runs_recovered ON dagresume_runs(recoveries) WHERE recoveries > 0",
     # No AUTOINCREMENT: its counter costs another page in every commit (7 % of a small one). Whoever deletes
     # records leaves the last one of the table, so that no seq is given twice. `output` is last: a load
     # without it never touches its overflow pages.
@@ -129,6 +196,10 @@ _VERSION_1: Final = (
     "CREATE TABLE dagresume_cursors(name TEXT PRIMARY KEY, value TEXT, at INTEGER NOT NULL) WITHOUT ROWID",
     _WORKFLOW_CHECKPOINTS,
     _EXACT_CHECKPOINTS,
+    _RECOVERIES,
+    _LATENCY,
+    _METRICS,
+    _ALARMS,
 )
 
 MIGRATIONS: Final = (_VERSION_1,)

@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import sqlite3
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
@@ -20,9 +20,12 @@ import anyio
 
 from dagresume.errors import StoreError
 from dagresume.events import Record, r5_word
+from dagresume.forgetting import foresee, forget
 from dagresume.schema import EVENT_COLUMNS, examine, explained, make_private, migrate, persist, use_wal
 from dagresume.store import (
     SYSTEM_CLOCK,
+    Clear,
+    Forgotten,
     Holder,
     Loaded,
     LogLine,
@@ -140,6 +143,7 @@ class SQLiteStore:
 
     def _prepare(self, writer: Writer, session: Session) -> int:
         persist(writer, partial(examine, writer, self._path, self._adopt))
+        writer.execute("PRAGMA auto_vacuum = INCREMENTAL").fetchall()  # heard only by a file that is new
         persist(writer, partial(use_wal, writer, self._path))
         for pragma in (
             f"synchronous = {self._synchronous}",
@@ -231,6 +235,26 @@ class SQLiteStore:
         except asyncio.CancelledError:
             await _to_the_end(_hop(connection, writer, _nothing))
             raise
+        finally:
+            self.commits = writer.commits
+
+    async def forget(self, runs: Mapping[int, int], clear: Clear, *, dry_run: bool = False) -> Forgotten:
+        """Remove ended runs for ever: number of each → the epoch under which it was seen.
+
+        In short transactions, between which others write. See `forgetting`.
+        """
+        if dry_run:
+            return await foresee(self._read, self._clock, runs, clear)
+        return await forget(self._write, self._read, self._clock, runs, clear)
+
+    async def _write(self, job: Callable[[Writer], T]) -> T:
+        """Do `job` on the connection that writes."""
+        connection, writer = self._at(0)
+        assert isinstance(writer, Writer)
+        try:
+            return await _hop(connection, writer, partial(job, writer))
+        except sqlite3.Error as error:
+            raise explained(self._path, error) from error
         finally:
             self.commits = writer.commits
 
@@ -381,11 +405,12 @@ def _tail(
 
 def _tailed(conn: sqlite3.Connection, where: str, values: Sequence[Any]) -> list[tuple[str, Record]]:
     columns = ", ".join(f"e.{name}" if name != "NULL" else name for name in _RECORD.split(", "))
+    # CROSS: in the order of the journal. What is left of a run that is being forgotten is nobody's.
     sql = (
-        f"SELECT (SELECT r.run_id FROM dagresume_runs AS r WHERE r.run = e.run), {columns}"
-        f" FROM dagresume_events AS e WHERE {where} ORDER BY seq LIMIT ?"
+        f"SELECT r.run_id, {columns} FROM dagresume_events AS e CROSS JOIN dagresume_runs AS r"
+        f" ON r.run = e.run WHERE {where} ORDER BY seq LIMIT ?"
     )
-    return [(row[0] or "", Record._make(row[1:])) for row in conn.execute(sql, values)]
+    return [(row[0], Record._make(row[1:])) for row in conn.execute(sql, values)]
 
 
 def _outputs(seqs: Sequence[int], conn: sqlite3.Connection) -> list[str | None]:

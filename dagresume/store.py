@@ -3,11 +3,13 @@
 `commit(units)` is one durable transaction when it returns. A `Unit` is the records of one run behind one
 guard; it happens whole or not at all, and a refused unit leaves its neighbours alone. Guards are a closed
 list and are checked inside the transaction. Features become kinds of records and guards, never new verbs.
+Beside it stand `renew`, which prolongs a lease, and `forget`, which removes runs that have ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol
@@ -28,8 +30,10 @@ from dagresume.events import (
 
 __all__ = [
     "Claim",
+    "Clear",
     "Committed",
     "Definition",
+    "Forgotten",
     "Guard",
     "Holder",
     "Inbox",
@@ -297,6 +301,29 @@ class Loaded(NamedTuple):
     holder: Holder | None
 
 
+class Forgotten(NamedTuple):
+    """What `forget` removed: the numbers of the runs that are gone, and how many rows of which kind.
+
+    `resumed`: runs whose removal an earlier call had begun. Of a file in bytes: its `size`, what is `free` in
+    it for what comes next, and what was `given_back` to the disk.
+    """
+
+    runs: list[int]
+    resumed: int = 0
+    events: int = 0
+    logs: int = 0
+    once: int = 0
+    definitions: int = 0
+    sessions: int = 0
+    given_back: int = 0
+    free: int = 0
+    size: int = 0
+
+
+Clear = Callable[[str], Awaitable[bool]]
+"""Removes what a run has outside the store, by its run id. False: something is left, ask again next time."""
+
+
 class Store(Protocol):
     """A durable home for runs. Every reader gives whole answers, never an open cursor."""
 
@@ -321,6 +348,16 @@ class Store(Protocol):
 
     def renew(self, expires_at: int) -> bool:
         """Prolong this session's lease; called from a thread of its own. False: the session is gone."""
+
+    async def forget(self, runs: Mapping[int, int], clear: Clear, *, dry_run: bool = False) -> Forgotten:
+        """Remove ended runs for ever: number of each → the epoch under which it was seen.
+
+        Each is looked at again inside the transaction, and left out unless `may_go`. First its row goes, and
+        with it its key and every reader's way to it; then its records in short transactions, and what only
+        it used; then `clear` is called for it. A call that was killed at any point is finished by the next
+        one, also by one without runs. Calls made once in a workflow (scope "workflow") are kept. `dry_run`:
+        only count what the same call would remove; `clear` is called as well, to count too.
+        """
 
     async def load(self, run_id: str) -> Loaded | None:
         """Give a run with its journal, or None."""
@@ -442,19 +479,45 @@ def projected(unit: Unit) -> dict[str, Any]:
     return columns
 
 
+def may_go(status: str, epoch: int, seen: int, holder: Holder | None) -> bool:
+    """Say whether a run may be removed: it has ended, nobody drives it, and nobody took it up since it was
+    seen under the epoch `seen`.
+    """
+    ended = RunStatus(status).final or status == RunStatus.FAILED
+    return ended and epoch == seen and not (holder is not None and holder.alive)
+
+
+def scope_of(kind: str, of: str) -> str:
+    """Give the scope of calls that are made once: in the run or in the workflow called `of`."""
+    return f"{kind}:{of}"
+
+
 # -- in memory ------------------------------------------------------------------------------------------
 
 
+class _Entry(NamedTuple):
+    """One record as readers get it, whose it is, and its output."""
+
+    run: int
+    record: Record
+    output: str | None
+
+
+def _seq(entry: _Entry) -> int:
+    return entry.record.seq or 0
+
+
 class _Book:
-    """What a memory store holds. The records are kept as readers get them, their outputs beside them."""
+    """What a memory store holds."""
 
     def __init__(self) -> None:
         self.rows: dict[int, RunRow] = {}
         self.numbers: dict[str, int] = {}
-        self.journal: list[tuple[int, Record]] = []
-        self.outputs: list[str | None] = []
+        self.runs = self.seq = 0  # the last that were given; none is given twice
+        self.journal: list[_Entry] = []
         self.by_run: dict[int, list[Record]] = {}
-        self.logs: list[tuple[int, LogLine]] = []
+        self.forgotten: dict[int, str] = {}
+        self.logs: list[tuple[int, int, LogLine]] = []
         self.once: dict[tuple[str, str], tuple[int, OnceRow]] = {}
         self.names: set[str] = set()
         self.definitions: dict[tuple[str, bytes], int] = {}
@@ -462,6 +525,16 @@ class _Book:
         self.sessions: dict[int, Session] = {}
         self.ended: set[int] = set()
         self.commits = 0
+
+    def after(self, seq: int) -> Iterator[_Entry]:
+        """Give what was written after a seq."""
+        return islice(self.journal, bisect_right(self.journal, seq, key=_seq), None)
+
+    def output(self, seq: int) -> str | None:
+        """Give the output of a record, if it has one and is there."""
+        journal = self.journal  # another one takes its place when runs are forgotten
+        place = bisect_right(journal, seq - 1, key=_seq)
+        return journal[place].output if place < len(journal) and _seq(journal[place]) == seq else None
 
 
 class MemoryStore:
@@ -541,15 +614,16 @@ class MemoryStore:
             return StoreFailed(stored_error(self.name, error))
         if unit.sql:
             return SqlFailed(StoreError(f"{self.name} cannot run SQL of your own: use a database file"))
-        before = len(self._book.journal)
+        before = self._book.seq
         run = self._effects.get(type(guard), _run_of)(guard, unit)
         if not run:
             return Committed(0)
-        seq = len(self._book.journal) if len(self._book.journal) > before else 0
+        seq = self._book.seq if self._book.seq > before else 0
         for record in unit.records:
             seq = self._append(run, record)
         self._project(run, unit)
-        self._book.logs.extend((run, line) for line in unit.logs)
+        numbered = enumerate(unit.logs, self._book.logs[-1][1] + 1 if self._book.logs else 1)
+        self._book.logs.extend((run, number, line) for number, line in numbered)
         for row in unit.once:
             self._mark(run, row)
         return Committed(seq, run, self._book.rows[run].epoch)
@@ -569,12 +643,11 @@ class MemoryStore:
 
     def _append(self, run: int, record: Record) -> int:
         book = self._book
-        seq = len(book.journal) + 1
-        kept = record._replace(output=None, seq=seq)
-        book.journal.append((run, kept))
-        book.outputs.append(record.output)
+        book.seq += 1
+        kept = record._replace(output=None, seq=book.seq)
+        book.journal.append(_Entry(run, kept, record.output))
         book.by_run[run].append(kept)
-        return seq
+        return book.seq
 
     def _project(self, run: int, unit: Unit) -> None:
         columns = projected(unit)
@@ -670,7 +743,8 @@ class MemoryStore:
         book = self._book
         for row in self._of_key(guard.workflow, guard.key):
             self._set(row.run, holds_key=0)
-        run = len(book.rows) + 1
+        book.runs += 1
+        run = book.runs
         book.rows[run] = first_row(run, guard, unit, self._clock)
         book.numbers[guard.run_id] = run
         book.by_run[run] = []
@@ -703,6 +777,44 @@ class MemoryStore:
     def _opened(self) -> None:
         if self._session is None:
             raise StoreError(f"{self.name} is not open")
+
+    # forgetting
+
+    async def forget(self, runs: Mapping[int, int], clear: Clear, *, dry_run: bool = False) -> Forgotten:
+        """Remove ended runs: number of each → the epoch under which it was seen."""
+        self._opened()
+        book = self._book
+        rows = [book.rows[run] for run in runs if run in book.rows]
+        going = {
+            row.run: row.run_id
+            for row in rows
+            if may_go(row.status, row.epoch, runs[row.run], self._holder(row))
+        }
+        left = book.forgotten | going
+        found = self._remove(going, dry_run=dry_run)._replace(resumed=len(left) - len(going))
+        for run, run_id in left.items():
+            if await clear(run_id) and not dry_run:
+                book.forgotten.pop(run, None)
+        return found
+
+    def _remove(self, runs: Mapping[int, str], *, dry_run: bool) -> Forgotten:
+        book = self._book
+        scopes = {scope_of("run", run_id) for run_id in runs.values()}
+        journal = [entry for entry in book.journal if entry.run not in runs]
+        logs = [line for line in book.logs if line[0] not in runs]
+        once = {place: row for place, row in book.once.items() if place[0] not in scopes}
+        found = Forgotten(
+            list(runs),
+            events=len(book.journal) - len(journal),
+            logs=len(book.logs) - len(logs),
+            once=len(book.once) - len(once),
+        )
+        if not dry_run:
+            book.journal, book.logs, book.once = journal, logs, once
+            book.forgotten |= runs
+            for run, run_id in runs.items():
+                del book.rows[run], book.by_run[run], book.numbers[run_id]
+        return found
 
     # reading
 
@@ -743,7 +855,7 @@ class MemoryStore:
         book = self._book
         matching = (
             (book.rows[run].run_id, record)
-            for run, record in islice(book.journal, after, None)
+            for run, record, _ in book.after(after)
             if (run_id is None or book.rows[run].run_id == run_id) and (kinds is None or record.kind in kinds)
         )
         return list(islice(matching, limit))
@@ -754,22 +866,21 @@ class MemoryStore:
 
     def output_now(self, seqs: Sequence[int]) -> list[str | None]:
         """Do the same from any thread."""
-        outputs = self._book.outputs
-        return [outputs[seq - 1] if 0 < seq <= len(outputs) else None for seq in seqs]
+        return list(map(self._book.output, seqs))
 
     async def logs(self, run_id: str, *, after: int = 0, limit: int = 1000) -> list[tuple[int, LogLine]]:
         """Give (id, line) of what the nodes of a run logged, in order."""
         run = self._book.numbers.get(run_id)
-        mine = ((number, line) for number, (of, line) in enumerate(self._book.logs, 1) if of == run)
-        return list(islice(((number, line) for number, line in mine if number > after), limit))
+        mine = ((number, line) for of, number, line in self._book.logs if of == run and number > after)
+        return list(islice(mine, limit))
 
     async def once(self, scope: str, key: str) -> OnceFound | None:
         """Give what is known of a call that is made once, or None."""
         found = self._book.once.get((scope, key))
         if found is None:
             return None
-        run = self._book.rows[found[0]]
-        return OnceFound(found[1], run.run_id, self._holder(run))
+        run = self._book.rows.get(found[0])
+        return OnceFound(found[1], run.run_id if run else "", self._holder(run))
 
     async def changed(self) -> int:
         """Give how often others wrote here."""

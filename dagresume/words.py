@@ -22,6 +22,7 @@ __all__ = [
     "node_reason",
     "one_line",
     "run_reason",
+    "size",
     "usage",
 ]
 
@@ -232,6 +233,17 @@ def amount(value: float) -> str:
 def counted(count: int, noun: str) -> str:
     """Give a number of things: `1 path`, `1,200 paths`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def size(count: float) -> str:
+    """Give a number of bytes in words, in powers of 1,000: `0 bytes`, `820 bytes`, `4.1 kB`, `15 GB`."""
+    if count < 1000:
+        return counted(round(count), "byte")
+    value, units = count / 1000, iter(("kB", "MB", "GB", "TB"))
+    unit = next(units)
+    while value >= 999.5 and unit != "TB":
+        value, unit = value / 1000, next(units)
+    return f"{value:,.1f} {unit}" if value < 9.95 else f"{value:,.0f} {unit}"
 
 
 def usage(used: Mapping[str, float]) -> str:

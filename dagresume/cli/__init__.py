@@ -59,6 +59,14 @@ COMMANDS: Final = {
         "List what was decided about runs: taken up, by whom, ended, resumed by itself or not, and why.",
     ),
     "logs": ("reading", "Print what the nodes of a run logged."),
+    "prune": (
+        "keeping",
+        "Delete runs that ended long ago, with all that belongs to them; what may go on is never touched.",
+    ),
+    "stats": (
+        "keeping",
+        "Show how runs, recoveries and checkpoints do, with alarms; or estimate the disk they will take.",
+    ),
     "demo": ("demo", "See it survive: screen 200 résumés, kill the process, look at the plan, go on."),
 }
 """Command → its module and the first sentence of its help, which is shown without importing the module."""

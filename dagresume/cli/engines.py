@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dagresume.views import RunInfo
     from dagresume.workflow import Workflow
 
-__all__ = ["finished", "opened", "resolve", "work"]
+__all__ = ["file_of", "finished", "opened", "resolve", "work"]
 
 T = TypeVar("T")
 GRACE: Final = 3.0
@@ -68,11 +68,18 @@ async def opened(
         yield engine
 
 
-def _must_exist(db: str) -> None:
+def file_of(db: str) -> Path | None:
+    """Give the file a database is in; None for one on a server."""
     scheme, url, rest = db.partition("://")
     if url and scheme != "sqlite":
+        return None
+    return Path((rest.removeprefix("/") or "dagresume.db") if url else db)
+
+
+def _must_exist(db: str) -> None:
+    path = file_of(db)
+    if path is None:
         return  # a server knows what it has
-    path = Path((rest.removeprefix("/") or "dagresume.db") if url else db)
     if db == ":memory:" or not path.exists():
         what = (
             "nothing outlives its process in :memory:" if db == ":memory:" else f"there is no database {path}"
