@@ -272,10 +272,11 @@ class Stage:
         """Give the durable journal."""
         if self.file is None:
             book = self.book._book
+            ids = {number: row.run_id for number, row in book.rows.items()}
             return [
-                Line(r.seq or 0, book.rows[run].run_id, r.kind, r.path, r.attempt, r.reason, r.data, output)
-                for (run, r), output in zip(book.journal[after:], book.outputs[after:], strict=True)
-                if run_id is None or book.rows[run].run_id == run_id
+                Line(r.seq or 0, ids[run], r.kind, r.path, r.attempt, r.reason, r.data, output)
+                for run, r, output in book.after(after)
+                if run_id in {None, ids[run]}
             ]
         which = "r.run_id = ?" if run_id else "? IS NULL"
         sql = (

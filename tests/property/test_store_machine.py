@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
@@ -164,7 +165,9 @@ class StoreMachine(RuleBasedStateMachine):
         self._do(memory.close())  # what shares a process with others does not die alone
         if dies and soul is not None:
             soul.die()
-            file.abandon()
+            letting_go = threading.Thread(target=file.abandon)  # as the thread of the lease does
+            letting_go.start()
+            letting_go.join()
             return
         self._do(file.close())
         if soul is not None:
