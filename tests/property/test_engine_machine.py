@@ -35,7 +35,7 @@ from tests.property import engine_stage as on
 from tests.property.engine_stage import FLOWS, SECOND, SETTLES, SHAPES, Body, Line, Seat, Stage
 from tests.property.test_store_machine import no_fence
 
-STEPS, QUICK, MUTANT = 50_000, 1_200, 6_000
+STEPS, QUICK, MUTANT = 50_000, 1_200, 20_000
 STORY = 80
 NAMES = list(FLOWS)
 LETS_GO = {"run.completed", "run.failed", "run.waiting", "run.interrupted", "run.cancelled"}
@@ -282,37 +282,35 @@ class EngineMachine(RuleBasedStateMachine):
 
     # -- what happens to engines ----------------------------------------------------------------------
 
-    @rule(seat=few)
-    def kill(self, seat: int) -> None:
+    @rule(
+        seat=few,
+        how=st.sampled_from(["kill", "leave", "stall", "hold before", "hold after", *["release"] * 3]),
+    )
+    def disturb(self, seat: int, how: str) -> None:
+        """Kill an engine, close one, let all others take one for dead, or hold its commits back."""
         here = self._seat(seat)
-        self.on.seats.remove(here)
-        here.kill()
-        self.on.seats.append(Seat(self.on))
-        self._step("kill and begin anew")
+        if how in {"kill", "leave"}:
+            end = here.kill if how == "kill" else here.leave
+            end()
+            self.on.seats.remove(here)
+            self.on.seats.append(Seat(self.on))
+        elif how == "stall":
+            here.expire()
+        elif how == "release":
+            here.release()
+        else:
+            here.door.hold = how.removeprefix("hold ")
+        self._step(how)
 
-    @rule(seat=few)
-    def leave(self, seat: int) -> None:
-        here = self._seat(seat)
-        here.leave()
-        self.on.seats.remove(here)
-        self.on.seats.append(Seat(self.on))
-        self._step("leave and come back")
-
-    @rule(seat=few)
-    def stall(self, seat: int) -> None:
-        """All others take it for dead, and it goes on."""
-        self._seat(seat).expire()
-        self._step("taken for dead")
-
-    @rule(seat=few, where=st.sampled_from(["before", "after"]))
-    def hold(self, seat: int, where: str) -> None:
-        self._seat(seat).door.hold = where
-        self._step(f"commits held {where}")
-
-    @rule(seat=few)
-    def release(self, seat: int) -> None:
-        self._seat(seat).release()
-        self._step("commits released")
+    @precondition(lambda self: self.stage is not None and self._under_way())
+    @rule(count=st.integers(1, 5), time=st.booleans())
+    def go_well(self, count: int, time: bool) -> None:
+        """Some bodies return, one after the other, as on a quiet day."""
+        for _ in range(count):
+            if self._under_way():
+                self._end(self._under_way()[0], True, with_cancel=False)
+        if time:
+            self.pass_time(1.1)
 
     @rule(seconds=st.sampled_from([0.1, 0.3, 1.1, 6]))
     def pass_time(self, seconds: float) -> None:
