@@ -66,8 +66,8 @@ def test_twenty_four_thousand_short_runs_leave_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("play", "runs", "after", "most"),
     [
-        # The resident size shows for a while how the page caches of SQLite and the index of its log fill: over
-        # few runs what is sharp is the number of objects.
+        # The resident size shows for a while how the page caches of SQLite and the index of its log fill:
+        # over few runs what is sharp is the number of objects.
         ("failing", 14_000, 7000, 200),
         ("cancelled", 14_000, 7000, 200),
         ("resumed", 2000, 500, 3000),
