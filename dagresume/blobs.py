@@ -19,7 +19,7 @@ from typing import Final
 
 from dagresume.errors import StoreError, StoreFull, StoreReadOnly
 
-__all__ = ["BlobLost", "BlobStore", "measure", "remove"]
+__all__ = ["BlobLost", "BlobStore", "measure", "remove", "sync_folder"]
 
 _PLAIN: Final = re.compile(r"[0-9a-z][0-9a-z-]{0,79}")
 _NAME: Final = re.compile(r"[0-9a-f]{64}")
@@ -70,7 +70,9 @@ class BlobStore:
         remove(self.of(run_id))
 
     def of(self, run_id: str) -> Path:
-        """Give a run's folder: its id, or where that is no safe file name, a readable rest and a digest."""
+        """Give a run's folder, which need not exist: its id, or where that is no safe file name, a readable
+        rest and a digest.
+        """
         if _PLAIN.fullmatch(run_id):
             return self.folder / run_id
         digest = hashlib.sha256(run_id.encode(errors="surrogatepass")).hexdigest()
@@ -83,7 +85,7 @@ class BlobStore:
                 place.mkdir(mode=0o700)
             except FileExistsError:
                 continue
-            _sync_folder(place.parent)
+            sync_folder(place.parent)
 
 
 def remove(folder: Path) -> None:
@@ -122,10 +124,10 @@ def _replace(path: Path, content: bytes) -> None:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable, where the system can (Windows cannot open one)."""
     if os.name == "nt":
         return

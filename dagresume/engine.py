@@ -66,7 +66,7 @@ from dagresume.flaws import UNREADABLE, line_flaw, record_flaw, row_flaw, run_fl
 from dagresume.fork import Copy, to_copy
 from dagresume.jobs import CURRENT, Services
 from dagresume.journal import Journal
-from dagresume.lease import Lease
+from dagresume.lease import Lease, elapsed
 from dagresume.letters import decision, resolved, signal
 from dagresume.masks import NO_SECRETS, Mask, without_passwords
 from dagresume.metrics import Metrics, measured
@@ -226,7 +226,7 @@ class Engine:
         self._runs: dict[str, Run | Rollback] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._session = 0
-        self._open = False
+        self._open, self._left = False, True
         self._letters_after = 0
         for workflow in workflows:
             self.register(workflow)
@@ -275,25 +275,45 @@ class Engine:
         )
         self._written = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
-        lease = round(self._lease_seconds * 1e6)
+        lease, since = round(self._lease_seconds * 1e6), elapsed()
         self._session = await self._store.open(this_session(self._clock.now(), lease))
         self._writer = asyncio.create_task(self._keep_writing(), name="dagresume journal")
+        try:
+            await asyncio.sleep(0)  # cancelled before its first step it would take none: who would write?
+        except BaseException:
+            self._journal.close()
+            await to_its_end(self._store.close())
+            raise
         self._reader = asyncio.create_task(self._read_letters(), name="dagresume letters")
         self._waker = asyncio.create_task(self._wake_runs(), name="dagresume waker") if self._wakes else None
         renewed = partial(asyncio.get_running_loop().call_soon_threadsafe, self._look_at_runs)
-        self._lease = Lease(self._store, self._clock, self._lease_seconds, renewed)
-        self._open = True
+        self._lease = Lease(self._store, self._clock, self._lease_seconds, renewed, since)
+        self._open, self._left = True, False
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        await to_its_end(self._close())
+        with anyio.CancelScope(shield=True):
+            await self._close()
 
     async def _close(self) -> None:
-        """Leave: no new body, grace for those under way, then `interrupted`; what was returned is written."""
-        if not self._open:
-            return
+        """Leave to the end, whatever is cancelled meanwhile: a connection that stays open keeps the
+        interpreter from ending.
+        """
+        cancelled: asyncio.CancelledError | None = None
+        while not self._left:
+            try:
+                await self._leave()
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+    async def _leave(self) -> None:
+        """No new body, grace for those under way, then `interrupted`; what was returned is written. Each step
+        can be made twice.
+        """
         self._open = False
         if self._waker is not None:
             self._waker.cancel()
@@ -313,6 +333,7 @@ class Engine:
         for executor in self._executors.values():
             await executor.close()
         await self._store.close()
+        self._left = True
 
     async def _keep_writing(self) -> None:
         await self._journal.write()
@@ -341,9 +362,10 @@ class Engine:
 
     async def _prove_runs(self) -> None:
         ours = [run for run in self._runs.values() if run.owned.run and not run.ended.done()]
-        outcomes = [await self._journal.commit(Unit(run.owned)) for run in ours]
+        outcomes = await asyncio.gather(*(self._journal.commit(Unit(run.owned)) for run in ours))
         for run, outcome in zip(ours, outcomes, strict=True):
-            if isinstance(run, Run) and isinstance(outcome, Refused):
+            ended = run.ended.done()  # meanwhile, by itself: then nobody owns it
+            if isinstance(run, Run) and isinstance(outcome, Refused) and not ended:
                 run.not_written(outcome, ())
         if not any(isinstance(outcome, StoreFailed) for outcome in outcomes):
             self._lease.prove()  # else the next renewal asks again
@@ -696,9 +718,9 @@ class Engine:
                 await self.cancel(run_id, by)
             return
         ended = run_record(RUN_CANCELLED, self._clock.now(), "cancelled", by=by)
-        # It needs no key: a newer run may hold that.
-        claim = Claim(loaded.row.run, self._session, _last(loaded), takes_key=False)
-        outcome = await self._journal.commit(Unit(claim, [letter, ended]))
+        outcome = await self._journal.commit(
+            Unit(Claim(loaded.row.run, self._session, _last(loaded), takes_key=False), [letter, ended])
+        )
         if isinstance(outcome, Refused):
             await self.cancel(run_id, by)  # somebody was quicker: look again
         elif not isinstance(outcome, Committed):

@@ -23,6 +23,7 @@
     │   ├── StoreCorrupt
     │   ├── StoreReadOnly
     │   ├── StoreFull
+    │   ├── BackupRefused           there can be no copy at this place
     │   ├── SchemaTooNew
     │   ├── CheckpointLost              a stored value is gone or altered
     │   └── NotLoadable                 a stored value's type is not known here
@@ -305,6 +306,10 @@ class StoreFull(StoreError):
         super().__init__(
             f"{path}: {problem}. Free some space, then resume the run: nothing finished is lost."
         )
+
+
+class BackupRefused(StoreError):
+    """There can be no copy at this place, or of this file; nothing was changed."""
 
 
 class SchemaTooNew(StoreError):

@@ -219,9 +219,7 @@ def projection(record: Record) -> dict[str, Any] | None:
         columns |= {name: facts[name] for name in ("auto_resumes", "recoveries") if name in facts}
     if record.kind in {RUN_CLAIMED, RUN_REVIVED}:
         columns |= {"finished_at": None, "wake_at": None}
-        if (
-            record.kind == RUN_CLAIMED
-        ):  # one that was only thought dead has the key it had, or lost it meanwhile
+        if record.kind == RUN_CLAIMED:  # revived, it has its key still, unless a newer run took it meanwhile
             columns["holds_key"] = 1
     elif status is not RunStatus.RUNNING:
         facts = record.facts

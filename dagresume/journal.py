@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from dagresume.clock import Clock, Timer
 from dagresume.errors import EngineClosed, StoreError
 from dagresume.events import Record
-from dagresume.store import Committed, Outcome, Owned, Refused, Store, StoreFailed, Unit
+from dagresume.store import CommitCancelled, Committed, Outcome, Owned, Refused, Store, StoreFailed, Unit
 
 __all__ = ["Entry", "Journal", "Late", "Writer"]
 
@@ -125,6 +125,7 @@ class Journal:
         self._wake: asyncio.Future[None] | None = None
         self._timer: Timer | None = None
         self._closing = self._ended = False
+        self._task: asyncio.Task[object] | None = None
         self.waiting = 0
         """Rows appended and not yet durable."""
         self.batches = 0
@@ -172,6 +173,11 @@ class Journal:
         """Whether so much waits that nothing new should begin."""
         return self.waiting >= 2 * MAX_ROWS
 
+    @property
+    def is_taken_down(self) -> bool:
+        """Whether somebody cancels all tasks: the loop is about to end."""
+        return self._task is not None and self._task.cancelling() > 0
+
     # -- the writer -----------------------------------------------------------------------------------
 
     async def write(self) -> None:
@@ -180,6 +186,7 @@ class Journal:
         It ends by itself. A cancellation does not end it, `on_cancel` hears of it: without a writer, whoever
         waits for a commit would wait for ever.
         """
+        self._task = asyncio.current_task()
         while True:
             batch = self._take()
             if batch:
@@ -205,6 +212,9 @@ class Journal:
         error: Exception
         try:
             return await self._store.commit(batch)
+        except CommitCancelled as cancelled:  # the loop is taken down; what is written counts (C5)
+            self._on_cancel()
+            return cancelled.outcomes
         except asyncio.CancelledError:
             self._on_cancel()
             error = StoreError("the event loop was taken down during the commit")

@@ -20,13 +20,14 @@ from dagresume.errors import StoreError
 from dagresume.observe import log
 from dagresume.store import Store
 
-__all__ = ["Lease"]
+__all__ = ["Lease", "elapsed"]
 
 LOOK: Final = 0.5  # seconds between two looks whether the engine's thread is still there
 
-_elapsed: Callable[[], float] = time.monotonic
+elapsed: Callable[[], float] = time.monotonic
+"""Seconds on a clock that nobody turns."""
 if hasattr(time, "CLOCK_BOOTTIME"):  # goes on while the machine sleeps
-    _elapsed = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+    elapsed = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
 
 
 class Lease:
@@ -34,14 +35,17 @@ class Lease:
     ended.
 
     `renewed` is called, in the thread, when a renewal was confirmed after the lease had lapsed: then the
-    engine has to look whether its runs are still its own, and say `prove`. The connections' threads are no
-    daemons: an engine that nobody closed would keep the interpreter from ending.
+    engine has to look whether its runs are still its own, and say `prove`. `since`: when the session was
+    made, from where others count. The connections' threads are no daemons: an engine that nobody closed would
+    keep the interpreter from ending.
     """
 
-    def __init__(self, store: Store, clock: Clock, seconds: float, renewed: Callable[[], object]) -> None:
+    def __init__(
+        self, store: Store, clock: Clock, seconds: float, renewed: Callable[[], object], since: float
+    ) -> None:
         self._store, self._clock, self._seconds, self._renewed = store, clock, seconds, renewed
         self._owner = threading.current_thread()
-        self._confirmed = _elapsed()  # the session was registered a moment ago
+        self._confirmed = since
         self._unproven = self._stopped = False
         self._nudge = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="dagresume lease", daemon=True)
@@ -56,7 +60,7 @@ class Lease:
     @property
     def lapsed(self) -> bool:
         """Whether others may have taken our runs over, and nobody has looked since."""
-        return self._unproven or _elapsed() - self._confirmed > self._seconds
+        return self._unproven or elapsed() - self._confirmed > self._seconds
 
     def hurry(self) -> None:
         """Renew at once."""
@@ -69,7 +73,7 @@ class Lease:
     def _keep(self) -> None:
         due = self._seconds / 3
         look = min(LOOK, due)
-        next_at = _elapsed() + due
+        next_at = elapsed() + due
         while True:
             hurried = self._nudge.wait(look)
             if self._stopped:
@@ -78,11 +82,11 @@ class Lease:
                 self._store.abandon()
                 return
             self._nudge.clear()
-            if hurried or _elapsed() >= next_at:
-                next_at = _elapsed() + (due if self._renew() else look)
+            if hurried or elapsed() >= next_at:
+                next_at = elapsed() + (due if self._renew() else look)
 
     def _renew(self) -> bool:
-        began = _elapsed()
+        began = elapsed()
         try:
             held = self._store.renew(self._clock.now() + round(self._seconds * 1e6))
         except StoreError as error:  # tried again in a moment; the lease outlives some failures

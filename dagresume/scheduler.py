@@ -428,12 +428,17 @@ class Run:
             raise
 
     async def _spill(self, text: str) -> str:
-        """Put a big output into a blob. The run's cancellation waits for it: the work is done and paid."""
-        work = asyncio.ensure_future(self.services.spill(self.run_id, text))
-        try:
-            return await to_its_end(work)
-        except asyncio.CancelledError:
-            return work.result()
+        """Put a big output into a blob. The run's cancellation waits for it: the work is done and paid.
+
+        A loop that is taken down cancels the writing too, once: then it is written again.
+        """
+        while True:
+            work = asyncio.ensure_future(self.services.spill(self.run_id, text))
+            try:
+                return await to_its_end(work)
+            except asyncio.CancelledError:
+                if not work.cancelled():
+                    return work.result()
 
     async def _execute(self, job: Job, call: Call) -> Any:
         vertex = job.vertex
@@ -563,7 +568,10 @@ class Run:
 
     def _threw(self, job: Job, error: BaseException) -> None:
         """An attempt ended without a result, or could not begin."""
-        stopped = (isinstance(error, asyncio.CancelledError) and job.stopped) or _is_ctrl_c(job, error)
+        cancelled = isinstance(error, asyncio.CancelledError)
+        if taken_down := cancelled and self.services.journal.is_taken_down:
+            self.stop(ev.RUN_INTERRUPTED, "shutdown")  # unless it is being stopped already
+        stopped = (cancelled and job.stopped) or taken_down or _is_ctrl_c(job, error)
         unknown = isinstance(error, NodeTimeout) and job.call is not None and job.call.abandoned
         unknown = unknown or (isinstance(error, WorkerDied) and error.began)
         if stopped or self.error is not None:

@@ -11,6 +11,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -22,10 +23,12 @@ __all__ = [
     "VERSION",
     "busy",
     "examine",
+    "expected",
     "explained",
     "make_private",
     "migrate",
     "persist",
+    "refuse_cut",
     "use_wal",
 ]
 
@@ -244,6 +247,13 @@ def _refuse_crumbs(path: str) -> None:
             raise StoreCorrupt(path, "not a database")
 
 
+def refuse_cut(path: str) -> None:
+    """Refuse a file that was cut to 0 bytes, before SQLite deletes the log that still lies beside it."""
+    with contextlib.suppress(OSError):
+        if not Path(path).stat().st_size and Path(f"{path}-wal").stat().st_size:
+            raise StoreCorrupt(path, "cut to 0 bytes, while its log (-wal) still holds data")
+
+
 def _is_claimed(conn: sqlite3.Connection) -> bool:
     """Say whether somebody marked this database, which has no table yet, as theirs."""
     return any(_pragma(conn, name) for name in ("application_id", "user_version"))
@@ -284,6 +294,15 @@ def make_private(path: str) -> None:
     """
     with contextlib.suppress(OSError):
         os.close(os.open(os.path.realpath(path), os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+
+
+@cache
+def expected() -> dict[tuple[str, str], str]:
+    """Give the statement that made each of our tables, indexes and views, by (type, name)."""
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as conn:
+        migrate(conn, "", adopt=False, now=0)
+        found = conn.execute("SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL")
+        return {(kind, name): sql for kind, name, sql in found if not name.startswith("sqlite_")}
 
 
 def use_wal(conn: sqlite3.Connection, path: str) -> None:

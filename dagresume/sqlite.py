@@ -12,7 +12,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import aiosqlite
@@ -21,10 +21,22 @@ import anyio
 from dagresume.errors import StoreError
 from dagresume.events import Record, r5_word
 from dagresume.forgetting import foresee, forget
-from dagresume.schema import EVENT_COLUMNS, examine, explained, make_private, migrate, persist, use_wal
+from dagresume.observe import log
+from dagresume.places import file_system
+from dagresume.schema import (
+    EVENT_COLUMNS,
+    examine,
+    explained,
+    make_private,
+    migrate,
+    persist,
+    refuse_cut,
+    use_wal,
+)
 from dagresume.store import (
     SYSTEM_CLOCK,
     Clear,
+    CommitCancelled,
     Forgotten,
     Holder,
     Loaded,
@@ -102,9 +114,11 @@ class SQLiteStore:
             raise
         assert self._session is not None
         self._known = session
+        _warn_of_place(self._path)
         return self._session
 
     async def _open(self, session: Session) -> None:
+        refuse_cut(self._path)
         connection, writer = await self._connect(
             self._path, self.connection_class, first=partial(make_private, self._path)
         )
@@ -177,8 +191,13 @@ class SQLiteStore:
                 connection, worker = connections[-1]
                 await _hop(connection, worker, partial(self._end, worker, session))
         finally:
-            for connection, _ in connections:
-                await connection.close()
+            try:
+                for connection, _ in connections:
+                    await connection.close()
+            except asyncio.CancelledError:  # the loop is taken down, and this task with it
+                for connection, _ in connections:
+                    connection.stop()
+                raise
 
     def _end(self, writer: Worker, session: int) -> None:
         # A session that cannot be ended ends when its lease does.
@@ -226,14 +245,19 @@ class SQLiteStore:
         """Write these units in one durable transaction; one outcome for each, in order.
 
         Units with SQL of the user's have a transaction of their own. Cancelled, this ends after the writing
-        has, which cannot be stopped in the middle.
+        has, which cannot be stopped in the middle: CommitCancelled says what became of the units.
         """
         connection, writer = self._at(0)
         assert isinstance(writer, Writer)
+        outcomes: list[list[Outcome]] = []
         try:
-            return await _hop(connection, writer, partial(writer.write, units))
-        except asyncio.CancelledError:
-            await _to_the_end(_hop(connection, writer, _nothing))
+            await _hop(connection, writer, lambda: outcomes.append(writer.write(units)))
+            return outcomes[0]
+        except asyncio.CancelledError as error:
+            with contextlib.suppress(asyncio.CancelledError):
+                await _to_the_end(_hop(connection, writer, _nothing))
+            if outcomes:
+                raise CommitCancelled(outcomes[0]) from error
             raise
         finally:
             self.commits = writer.commits
@@ -430,6 +454,14 @@ def _logs(run_id: str, after: int, limit: int, conn: sqlite3.Connection) -> list
 
 def _nothing() -> None:
     pass
+
+
+@cache
+def _warn_of_place(path: str) -> None:
+    """Say once of a file that the file system it lies on does not keep what SQLite needs."""
+    found = file_system(path)
+    if found is not None and found.network:
+        log.warning(f"{path}: {found.warning}")
 
 
 # -- between the loop and the thread --------------------------------------------------------------------

@@ -310,10 +310,11 @@ class Stage(_Theatre):
         elif other:
             yield f"the outputs are {outputs[0]}, undisturbed {outputs[1]}"
         yield from super()._compare(case, expected)
+        # A process may die with all of a path's attempts behind it and none of their failures written.
         often = {
             path: case.begun[path]
             for path in self._rules.kept(case.begun)
-            if case.begun[path] > expected.begun[path] + case.killed
+            if case.begun[path] > expected.begun[path] * (case.killed + 1)
         }
         if often:
             yield f"begun more often than the kills explain: {often}"
@@ -325,10 +326,9 @@ class Stage(_Theatre):
                 continue
             paths = sorted(path for path, caused in self._caused.items() if effect in caused)
             of = f" of {', '.join(paths)}" if paths else ""
-            yield (
-                f"the effect {effect!r}{of} happened {_times(times)}, undisturbed {_times(right)}"
-                + "".join(self._why(case, expected, path, times > right) for path in paths)
-            )
+            happened = f"happened {_times(times)}" if times else "never happened"
+            why = "".join(self._why(case, expected, path, times > right) for path in paths)
+            yield f"the effect {effect!r}{of} {happened}, undisturbed {_times(right)}{why}"
 
     def _why(self, case: Case, expected: Case, path: str, too_often: bool) -> str:
         if not too_often:

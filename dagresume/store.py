@@ -8,6 +8,7 @@ Beside it stand `renew`, which prolongs a lease, and `forget`, which removes run
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -31,6 +32,7 @@ from dagresume.events import (
 __all__ = [
     "Claim",
     "Clear",
+    "CommitCancelled",
     "Committed",
     "Definition",
     "Forgotten",
@@ -292,6 +294,14 @@ class StoreFailed(NamedTuple):
 Outcome = Committed | Refused | SqlFailed | StoreFailed
 
 
+class CommitCancelled(asyncio.CancelledError):
+    """The caller of `commit` was cancelled while it wrote; `outcomes`: what became of the units."""
+
+    def __init__(self, outcomes: Sequence[Outcome]) -> None:
+        self.outcomes = outcomes
+        super().__init__()
+
+
 class Loaded(NamedTuple):
     """A run as it is stored: its row, its journal without the outputs, its definition's JSON, who owns it."""
 
@@ -341,7 +351,10 @@ class Store(Protocol):
         """End the session and let everything go. Safe to call twice."""
 
     async def commit(self, units: Sequence[Unit]) -> list[Outcome]:
-        """Write these units in one durable transaction; one outcome for each, in order."""
+        """Write these units in one durable transaction; one outcome for each, in order.
+
+        Cancelled after the writing has begun, it raises CommitCancelled, which holds the outcomes.
+        """
 
     def abandon(self) -> None:
         """Let threads and connections go at once, from any thread: the interpreter is about to end."""

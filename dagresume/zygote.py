@@ -113,6 +113,8 @@ class Zygote:
     """
 
     def __init__(self, *imports: str | tuple[str, str]) -> None:
+        if not hasattr(os, "fork"):
+            raise RuntimeError("this system has no os.fork: run what kills processes on Linux or macOS")
         program = "from dagresume.zygote import be_a_zygote; be_a_zygote()"
         self._process = subprocess.Popen(
             [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0

@@ -67,6 +67,8 @@ COMMANDS: Final = {
         "keeping",
         "Show how runs, recoveries and checkpoints do, with alarms; or estimate the disk they will take.",
     ),
+    "doctor": ("health", "Look at a database in any state: what is wrong, where, and what mends it."),
+    "backup": ("health", "Copy a database with its files while it is in use."),
     "demo": ("demo", "See it survive: screen 200 résumés, kill the process, look at the plan, go on."),
 }
 """Command → its module and the first sentence of its help, which is shown without importing the module."""

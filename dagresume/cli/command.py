@@ -15,6 +15,7 @@ from dagresume.cli import INTERRUPTED
 from dagresume.cli.screen import line, print_traceback, warn
 from dagresume.errors import (
     AlreadyRunning,
+    BackupRefused,
     DagresumeError,
     DecisionError,
     DefinitionError,
@@ -156,6 +157,7 @@ class Here:
 _CODES: Final = (
     ((OwnershipError, RecoveryRefused, DecisionError), REFUSED),
     ((DefinitionError, InputError, RunNotFound, StoreCorrupt, StoreReadOnly, SchemaTooNew), USAGE),
+    (BackupRefused, USAGE),
     (RunInterrupted, INTERRUPTED),
 )
 

@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import signal
+import sqlite3
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -16,9 +17,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
-from dagresume.cli.command import INTERRUPTED, Problem
+from dagresume.cli.command import DEFAULT_DB, INTERRUPTED, Problem
 from dagresume.cli.screen import heard, line, warn
 from dagresume.engine import Engine
+from dagresume.errors import RunNotFound
+from dagresume.peek import peek
 from dagresume.views import RunInfo
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ T = TypeVar("T")
 GRACE: Final = 3.0
 """Seconds that functions under way are given when a person interrupts."""
 PAGE: Final = 1000
+_NAME_IT: Final = "Name the one that holds the run with --db (or DAGRESUME_DB)."
 _UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
@@ -44,14 +48,21 @@ async def opened(
     db: str,
     workflows: Sequence[Workflow] = (),
     *,
+    run: str | None = None,
     create: bool = False,
     limits: Mapping[str, Limit] | None = None,
     concurrency: int = 64,
     synchronous: str = "full",
 ) -> AsyncIterator[Engine]:
-    """Give an open engine; without `create` a database that does not exist is a Problem and is not made."""
+    """Give an open engine; without `create` a database that does not exist is a Problem and is not made.
+
+    `run`: what will be resolved in it. If there is no such run, that is told before anything is written: an
+    open engine registers its session.
+    """
     if not create:
         _must_exist(db)
+    if run is not None:
+        _must_be_there(run, db)
     if synchronous not in {"full", "normal"}:
         raise Problem(f"--synchronous {synchronous!r}: full or normal")
     mode: Literal["full", "normal"] = "normal" if synchronous == "normal" else "full"
@@ -69,22 +80,41 @@ async def opened(
 
 
 def file_of(db: str) -> Path | None:
-    """Give the file a database is in; None for one on a server."""
+    """Give the file that --db names; None if it names a server. A Problem for `:memory:`."""
     scheme, url, rest = db.partition("://")
     if url and scheme != "sqlite":
         return None
-    return Path((rest.removeprefix("/") or "dagresume.db") if url else db)
+    if db == ":memory:":
+        raise Problem(f"nothing outlives its process in :memory:. {_NAME_IT}")
+    return Path((rest.removeprefix("/") or DEFAULT_DB) if url else db)
 
 
 def _must_exist(db: str) -> None:
-    path = file_of(db)
-    if path is None:
-        return  # a server knows what it has
-    if db == ":memory:" or not path.exists():
-        what = (
-            "nothing outlives its process in :memory:" if db == ":memory:" else f"there is no database {path}"
-        )
-        raise Problem(f"{what}. Name the one that holds the run with --db (or DAGRESUME_DB).")
+    path = file_of(db)  # a server knows what it has
+    if path is not None and not path.exists():
+        raise Problem(f"there is no database {path}. {_NAME_IT}")
+
+
+def _must_be_there(word: str, db: str) -> None:
+    path, start = file_of(db), word.strip().lower()
+    # What is wrong with the file itself is told by whoever opens it.
+    with contextlib.suppress(sqlite3.Error):
+        if path is None or not path.is_file() or not path.stat().st_size:
+            return
+        with peek(path) as looked:
+            sql = "SELECT 1 FROM dagresume_runs WHERE substr(run_id, 1, ?) = ? LIMIT 1"
+            values = (0, "") if word == "last" else (len(start), start)
+            found = looked.conn.execute(sql, values).fetchone()
+        if found is None or not start:
+            raise _unknown(word, db)
+
+
+def _unknown(word: str, db: str) -> Exception:
+    if word == "last":
+        return Problem(f"there are no runs in {db}")
+    if _UUID.fullmatch(word.strip().lower()):
+        return RunNotFound(word.strip().lower(), db)
+    return Problem(f"no run {line(word, 80)!r} in {db}. `dagresume list` shows what is there.")
 
 
 async def resolve(engine: Engine, word: str, db: str) -> str:
@@ -92,7 +122,7 @@ async def resolve(engine: Engine, word: str, db: str) -> str:
     if word == "last":
         newest = await engine.runs(limit=1)
         if not newest:
-            raise Problem(f"there are no runs in {db}")
+            raise _unknown(word, db)
         return newest[0].run_id
     start = word.strip().lower()
     if _UUID.fullmatch(start):
@@ -101,7 +131,7 @@ async def resolve(engine: Engine, word: str, db: str) -> str:
     if len(found) == 1:
         return found[0].run_id
     if not found:
-        raise Problem(f"no run {line(word, 80)!r} in {db}. `dagresume list` shows what is there.")
+        raise _unknown(word, db)
     shown = ", ".join(f"{info.run_id} ({info.workflow}, {info.status})" for info in found[:5])
     more = f" and {len(found) - 5} more" if len(found) > 5 else ""
     raise Problem(f"{len(found)} runs begin with {start!r}: {shown}{more}. Give more of the id.")

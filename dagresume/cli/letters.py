@@ -62,7 +62,7 @@ def _decide(
     who = _who(by)
 
     async def say_so() -> tuple[RunInfo, str]:
-        async with opened(db) as engine:
+        async with opened(db, run=run) as engine:
             run_id = await resolve(engine, run, db)
             at = path or _only_one(await engine.get(run_id))
             await engine.decide(run_id, at, yes, who, comment)
@@ -128,7 +128,7 @@ def resolve_(
 
 def _told(run: str, db: str, tell: Any) -> RunInfo:
     async def do() -> RunInfo:
-        async with opened(db) as engine:
+        async with opened(db, run=run) as engine:
             run_id = await resolve(engine, run, db)
             await tell(engine, run_id)
             return await engine.get(run_id)

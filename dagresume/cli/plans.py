@@ -33,7 +33,7 @@ def plan(
     known = workflows(apps(app))
 
     async def ask() -> tuple[str, list[Decision]]:
-        async with opened(db, known) as engine:
+        async with opened(db, known, run=run) as engine:
             run_id = await resolve(engine, run, db)
             return run_id, await engine.plan(run_id, items=True)
 

@@ -76,7 +76,7 @@ def list_(
             info.key or "",
             info.status,
             words.local_time(info.created_at),
-            words.duration((info.updated_at - info.created_at).total_seconds()),
+            words.duration(_lasted(info)),
             words.run_reason(info.reason) if info.reason != info.status else "",
         )
         for info in found
@@ -110,7 +110,7 @@ def show(
     """Show one run: the state of each node, and what failed."""
 
     async def ask() -> RunInfo:
-        async with opened(db) as engine:
+        async with opened(db, run=run) as engine:
             return await engine.get(await resolve(engine, run, db), at)
 
     info = work(ask)
@@ -148,7 +148,7 @@ def explain(
     """Explain one path: what was done with it each time the run was driven, and why."""
 
     async def ask() -> Explanation:
-        async with opened(db) as engine:
+        async with opened(db, run=run) as engine:
             return await engine.explain(await resolve(engine, run, db), path)
 
     found = work(ask)
@@ -170,14 +170,29 @@ def _here(db: str) -> Here:
 
 
 def _header(info: RunInfo) -> str:
-    lasted = ((info.finished_at or info.updated_at) - info.created_at).total_seconds()
+    lasted = words.duration(_lasted(info))
     parts = [
         f"version {info.version}",
         f"key {info.key}" if info.key is not None else "",
         f"created {words.local_time(info.created_at)}",
-        f"lasted {words.duration(lasted)}" if info.owner is None else f"driven by {info.owner}",
+        f"driven by {info.owner}" if info.owner is not None else lasted and f"lasted {lasted}",
     ]
     return clean(" · ".join(filter(None, parts)))
+
+
+def _lasted(info: RunInfo) -> float | None:
+    """Give the seconds from the beginning of a run to its end, or to the last that was heard of it.
+
+    When a process died, nobody wrote: what happened last in the run is the last that is known. None where
+    that was not read.
+    """
+    end = info.finished_at or info.updated_at
+    if info.reason == "owner_died":
+        heard = [node.at for node in info.nodes.values() if node.at is not None]
+        if not heard:
+            return None
+        end = max(heard)
+    return (end - info.created_at).total_seconds()
 
 
 def _print_nodes(info: RunInfo, *, items: bool) -> None:
@@ -269,7 +284,7 @@ def cancel(
     """Cancel a run; it never resumes by itself after that."""
 
     async def ask() -> tuple[RunInfo, RunInfo]:
-        async with opened(db) as engine:
+        async with opened(db, run=run) as engine:
             run_id = await resolve(engine, run, db)
             before = await engine.get(run_id)
             if not before.status.final:
@@ -311,7 +326,7 @@ def logs(
     """Print what the nodes of a run logged."""
 
     async def ask() -> list[LogLine]:
-        async with opened(db) as engine:
+        async with opened(db, run=run) as engine:
             run_id = await resolve(engine, run, db)
             await engine.get(run_id)  # an unknown run is an error
             return await _logged(engine, run_id)

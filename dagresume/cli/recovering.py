@@ -92,7 +92,7 @@ def audit(
     """List what was decided about runs: taken up, by whom, ended, resumed by itself or not, and why."""
 
     async def ask() -> list[Event]:
-        async with opened(db) as engine:
+        async with opened(db, run=run) as engine:
             run_id = None if run is None else await resolve(engine, run, db)
             return [event async for event in engine.events(run_id, kinds=kind or AUDITED)]
 

@@ -66,11 +66,12 @@ class _Settings(NamedTuple):
     synchronous: str
 
     def engine(
-        self, known: Sequence[Workflow], *, create: bool = False
+        self, known: Sequence[Workflow], *, run: str | None = None, create: bool = False
     ) -> AbstractAsyncContextManager[Engine]:
         return opened(
             self.db,
             known,
+            run=run,
             create=create,
             limits=limits_of(self.limit),
             concurrency=self.concurrency,
@@ -208,7 +209,7 @@ def retry(
     _check_forms(from_, forms)
 
     async def look() -> tuple[str, list[Decision]]:
-        async with opened(db, known) as engine:
+        async with opened(db, known, run=run) as engine:
             run_id = await resolve(engine, run, db)
             try:
                 asked = Asked(retry=from_ or "", force=force, **forms)
@@ -347,7 +348,7 @@ def _gone_on(
         settings.check(_workflow((await engine.get(run_id)).workflow, known))
         return run_id, asyncio.create_task(go_on(engine, run_id))
 
-    return work(partial(finished, settings.engine(known), begin, partial(watching, quiet=quiet)))
+    return work(partial(finished, settings.engine(known, run=run), begin, partial(watching, quiet=quiet)))
 
 
 def _report(result: RunResult, known: Sequence[Workflow], here: Here, *, as_json: bool) -> int:

@@ -97,7 +97,7 @@ def rollback(
 
 
 async def _look(db: str, known: Sequence[Workflow], run: str, to: str | None) -> _Look:
-    async with opened(db, known) as engine:
+    async with opened(db, known, run=run) as engine:
         run_id = await resolve(engine, run, db)
         info = await engine.get(run_id)
         try:

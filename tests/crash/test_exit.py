@@ -137,3 +137,88 @@ def test_a_signal_ends_the_program_and_interrupts_the_run(
     if signum == signal.SIGINT or sync:
         assert "KeyboardInterrupt" in said
         assert (state.status, state.last["b"][0]) == ("interrupted", "node.interrupted")
+
+
+WAITS = """
+async def main():
+    async with Engine("runs.db", grace_seconds=30) as engine:
+        await engine.start(wf)
+        await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def test_a_second_ctrl_c_ends_the_program_in_its_grace(tmp_path: Path) -> None:
+    """B127: asyncio lets the first one cancel the main task and the second one end the loop, which cancels
+    everything, also the leaving of the engine.
+    """
+    process = program(tmp_path, FLOW.format(body="await asyncio.sleep(60)") + WAITS)
+    until((tmp_path / "begun").exists)
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.3)  # the body has its grace
+    process.send_signal(signal.SIGINT)
+    code, said = ended(process)
+    assert code != 0
+    assert "KeyboardInterrupt" in said
+    state = autopsy(tmp_path / "runs.db")
+    assert state.completed == {"a"}
+    assert (state.status, state.last["b"][0]) == ("interrupted", "node.interrupted")
+
+
+INSIDE = """
+async def main():
+    run_sync(wf, db="runs.db")
+
+asyncio.run(main())
+"""
+CELL = """
+import signal
+
+async def main():
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a notebook
+    try:
+        run_sync(wf, db="runs.db")
+    finally:
+        await asyncio.sleep(0)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("main", [INSIDE, CELL])
+def test_ctrl_c_interrupts_run_sync_inside_a_running_loop(tmp_path: Path, main: str) -> None:
+    """The run is not left to itself in its thread."""
+    process = program(tmp_path, FLOW.format(body="await asyncio.sleep(60)") + main)
+    until((tmp_path / "begun").exists)
+    process.send_signal(signal.SIGINT)
+    code, said = ended(process)
+    assert code != 0
+    assert "KeyboardInterrupt" in said
+    state = autopsy(tmp_path / "runs.db")
+    assert (state.status, state.last["b"][0]) == ("interrupted", "node.interrupted")
+
+
+AFTERWARDS = """
+async def main():
+    async with Engine("runs.db") as engine:
+        await engine.run(wf)
+        open("over", "w").close()
+        await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_has_completed_stays_so_whatever_ends_the_program(
+    tmp_path: Path, signum: signal.Signals
+) -> None:
+    """B128: between the commit of its success and the end of the process."""
+    process = program(tmp_path, FLOW.format(body="pass") + AFTERWARDS)
+    until((tmp_path / "over").exists)
+    process.send_signal(signum)
+    code, _ = ended(process)
+    assert code != 0
+    assert autopsy(tmp_path / "runs.db").status == "completed"

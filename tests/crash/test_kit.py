@@ -133,3 +133,90 @@ def test_a_check_of_ones_own_is_heard(tmp_path: Path) -> None:
 
     found = sweep("tests.crash.flows:idempotent", {"start": 5}, tmp_path, [], check=check)
     assert found.undisturbed.violations == ["the last effect is missing"]
+
+
+SHOP = """
+import os
+from dagresume import Workflow
+
+late = []
+
+def leave(line):
+    handle = os.open("world.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.write(handle, f"{line}\\n".encode())
+    os.close(handle)
+
+def listed(folder):
+    file = folder / "world.log"
+    return file.read_text().split() if file.exists() else []
+
+def shop(**options):
+    wf = Workflow("shop", idempotent=True)
+
+    @wf.node
+    async def order(item: str) -> str:
+        return item
+
+    @wf.node(**options)
+    async def ship(order: str) -> str:
+        leave("packed")
+        leave("sent")
+        return order
+
+    return wf
+
+careful = shop(idempotent=False)
+
+def forgetful():
+    wf = Workflow("forgetful")
+
+    @wf.node
+    async def note(item: str) -> str:
+        late.append(item)  # nothing has left the process yet
+        return item
+
+    @wf.node
+    async def flush(note: str) -> int:
+        for line in late:
+            leave(line)
+        return len(note)
+
+    return wf
+"""
+
+
+@pytest.mark.parametrize("effects", ["world.log", "shop.py:listed"])
+def test_whoever_looks_goes_on_with_what_is_uncertain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, effects: str
+) -> None:
+    """Also when the process that goes on is killed again, before or after the person's word is durable."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shop.py").write_text(SHOP)
+    found = sweep(
+        f"{tmp_path / 'shop.py'}:careful",
+        {"item": "tea"},
+        "crashes",
+        [Point("before commit", 3)],
+        again=[Point("before commit", 3)] if effects == "world.log" else [],
+        every=50,
+        effects=effects.replace("shop.py", str(tmp_path / "shop.py")),
+        processes=1,
+    )
+    found.check()
+    assert found.undisturbed.effects == {"packed": 1, "sent": 1}
+    assert found.refused == len(found.cases)
+    assert any(case.killed == 2 for case in found.cases) == (effects == "world.log")
+
+
+def test_an_effect_that_was_lost_is_missed(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(SHOP)
+    target, crashes = f"{tmp_path / 'shop.py'}:forgetful", tmp_path / "crashes"
+    points = [Point("after commit", 2)]
+    found = sweep(target, {"item": "tea"}, crashes, points, effects="world.log", processes=1)
+    (text,) = found.violations
+    assert text.startswith("after commit 2: the effect 'tea' of flush never happened, undisturbed once.")
+
+
+def test_effects_for_other_processes_are_named_not_given(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="a file name, or a reference"):
+        sweep("tests.crash.flows:careful", None, tmp_path, effects=flows.world)

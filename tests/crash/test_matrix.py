@@ -246,34 +246,33 @@ def test_what_comes_before_an_action_is_seen_to_work(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_the_whole_matrix(tmp_path: Path) -> None:
-    table: list[tuple[str, Sweep]] = []
-    for workflow in STARTS:
-        for variant in VARIANTS:
-            place = tmp_path / f"{workflow}-{variant}"
-            table.append((f"{workflow} {variant}: run", runs(workflow, variant, place / "run", "all")))
-            went = goes_on("go_on", workflow, variant, place / "claim", "all")
-            table.append((f"{workflow} {variant}: claim, resume", went))
-            if hasattr(Engine, "recover"):
-                found = recovers(workflow, variant, place / "recover", "all")
-                table.append((f"{workflow} {variant}: recover", found))
-            if hasattr(Engine, "prune"):
-                found = prunes(workflow, variant, place / "prune", "all")
-                table.append((f"{workflow} {variant}: prune", found))
+@pytest.mark.parametrize("workflow", STARTS)
+def test_the_whole_matrix(tmp_path: Path, workflow: str) -> None:
+    table: dict[str, Sweep] = {}
     for variant in VARIANTS:
-        took_over = migrates(variant, tmp_path / f"new-{variant}", "all")
-        table.append((f"versions {variant}: migrate", took_over))
-    table.append(("tables: migrate", opens(tmp_path / "tables", "all")))
-    print(f"\n{matrix(table)}")
-    for _, found in table:
-        found.check()
+        place = tmp_path / variant
+        table[f"{variant}: run"] = runs(workflow, variant, place / "run", "all")
+        table[f"{variant}: claim, resume"] = goes_on("go_on", workflow, variant, place / "claim", "all")
+        if hasattr(Engine, "recover"):
+            table[f"{variant}: recover"] = recovers(workflow, variant, place / "recover", "all")
+        if hasattr(Engine, "prune"):
+            table[f"{variant}: prune"] = prunes(workflow, variant, place / "prune", "all")
+    tell(workflow, table)
 
 
-def matrix(table: list[tuple[str, Sweep]]) -> str:
-    """How many processes were killed at each kind of point, what was refused, what was wrong."""
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_whole_matrix_of_migrations(tmp_path: Path) -> None:
+    table = {f"{variant}: migrate": migrates(variant, tmp_path / variant, "all") for variant in VARIANTS}
+    tell("versions", table | {"tables: migrate": opens(tmp_path / "tables", "all")})
+
+
+def tell(name: str, table: dict[str, Sweep]) -> None:
+    """Print how many processes were killed at each kind of point, what was refused, what was wrong."""
     kinds = ["before commit", "after commit", "statement", *FILES]
-    lines = [" | ".join(["", *kinds, "refused", "violations"])]
-    for name, found in table:
+    print("\n" + " | ".join([name, *kinds, "refused", "violations"]))
+    for row, found in table.items():
         numbers = [found.kills[where] for where in kinds]
-        lines.append(" | ".join([name, *map(str, [*numbers, found.refused, len(found.violations)])]))
-    return "\n".join(lines)
+        print(" | ".join([row, *map(str, [*numbers, found.refused, len(found.violations)])]))
+    for found in table.values():
+        found.check()

@@ -8,6 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.timeout(180)  # each is a pytest of its own
+
 ROOT = Path(__file__).parents[2]
 PLUGIN = ("-p", "no:dagresume", "-p", "dagresume.pytest_plugin")  # as it lies here, installed or not
 
@@ -57,7 +61,7 @@ def pytest_in(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=50,
+        timeout=150,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -12,6 +13,9 @@ from typing import Any
 import pytest
 
 from dagresume import AlreadyRunning, InputsChanged, RunLocked, RunStatus, UncertainNode, Workflow
+from dagresume.events import RUN_COMPLETED, RUN_CREATED, RUN_INTERRUPTED, run_record
+from dagresume.sessions import this_session
+from dagresume.store import Committed, Guard, NewRun, Orphaned, Outcome, Owned, Unit
 from dagresume.testing import StoreWrapper
 from tests.engine.kit import Calls, Home, TurnedClock, settle
 
@@ -293,6 +297,50 @@ async def test_a_key_taken_by_a_newer_run_is_not_taken_back(home: Home, calls: C
         with pytest.raises(AlreadyRunning, match=new.run_id):
             await engine.retry(old, "a")
     assert (await home.info(old)).status is RunStatus.CANCELLED
+
+
+async def test_a_run_at_rest_can_be_cancelled_although_a_newer_one_has_its_key(
+    home: Home, calls: Calls
+) -> None:
+    """It needs the key no more."""
+    wf = simple(calls)
+    calls.broken = {"b"}
+    old = (await home.run(wf, key="k")).run_id
+    calls.mend()
+    new = await home.run(wf, key="k", fresh=True)
+    async with home.engine() as engine:
+        await engine.cancel(old)
+    assert (await home.info(old)).status is RunStatus.CANCELLED
+    assert (await home.run(wf, key="k")).run_id == new.run_id
+
+
+async def test_a_late_owner_whose_key_was_given_away_goes_on_without_it(home: Home) -> None:
+    """It was thought dead, marked interrupted, and a new run of the key was begun."""
+    clock = TurnedClock()
+    stores = [home.store(clock) for _ in range(2)]
+    numbers = [
+        await store.open(this_session(clock.now(), lease)._replace(boot_id=None))
+        for store, lease in zip(stores, (1, 10**12), strict=True)
+    ]
+
+    async def commit(which: int, guard: Guard, kind: str) -> Outcome:
+        [outcome] = await stores[which].commit([Unit(guard, [run_record(kind, clock.now())])])
+        return outcome
+
+    try:
+        first = NewRun("r1", "w", "1", "k", None, numbers[0], "manual", "{}", b"")
+        assert await commit(0, first, RUN_CREATED) == Committed(1, 1, 1)
+        clock.ahead = 1.0
+        await commit(1, Orphaned(1, numbers[0], 1), RUN_INTERRUPTED)
+        second = replace(first, run_id="r2", saw=1, session=numbers[1])
+        assert isinstance(await commit(1, second, RUN_CREATED), Committed)
+        late = await commit(0, Owned(1, numbers[0], 1), RUN_COMPLETED)
+        assert isinstance(late, Committed)
+        rows = [loaded.row for name in ("r1", "r2") if (loaded := await stores[1].load(name))]
+        assert [(row.status, row.holds_key) for row in rows] == [("completed", 0), ("running", 1)]
+    finally:
+        for store in stores:
+            await store.close()
 
 
 async def test_the_owner_is_a_session_not_a_name(home: Home, calls: Calls) -> None:

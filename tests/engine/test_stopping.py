@@ -20,7 +20,8 @@ from dagresume import (
     UncertainNode,
     Workflow,
 )
-from dagresume.store import Store
+from dagresume.store import Session, Store
+from dagresume.testing import StoreWrapper
 from tests.engine.kit import Boom, Calls, Home, SlowStore, TurnedClock, listing, settle
 
 
@@ -582,3 +583,36 @@ async def test_log_lines_of_a_failed_attempt_are_kept(home: Home) -> None:
         ("a", 1, "error", "three"),
     ]
     await store.close()
+
+
+class SlowOpening(StoreWrapper):
+    """A store whose opening takes longer than a short lease; counts the renewals."""
+
+    renewed = 0
+
+    async def open(self, session: Session) -> int:
+        found = await self.inner.open(session)
+        await asyncio.sleep(0.3)
+        return found
+
+    def renew(self, expires_at: int) -> bool:
+        self.renewed += 1
+        return self.inner.renew(expires_at)
+
+
+async def test_a_lease_counts_from_when_the_session_was_made(home: Home, calls: Calls) -> None:
+    """B107: others count from there; what the opening took is gone."""
+    stores: list[SlowOpening] = []
+
+    def wrap(store: Store) -> Store:
+        stores.append(SlowOpening(store))
+        return stores[-1]
+
+    wf = Workflow("late", idempotent=True)
+
+    @wf.node
+    async def a() -> int:
+        return stores[-1].renewed
+
+    async with home.engine(wrap=wrap, lease_seconds=0.25) as engine:
+        assert (await engine.run(wf))[a] >= 1, "it began before a renewal had come"

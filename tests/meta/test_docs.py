@@ -8,7 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from dagresume import pytest_plugin, testing
+
+pytestmark = pytest.mark.timeout(180)  # each is a pytest of its own
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "dagresume/docs/testing.md").read_text(encoding="utf-8")
@@ -24,7 +28,7 @@ def pytest_in(folder: Path, *options: str) -> str:
     command = [sys.executable, "-m", "pytest", *plugin, "--strict-markers", "-q", "-rA", *options]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=50
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=150
     )
     return done.stdout + done.stderr
 
