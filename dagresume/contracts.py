@@ -506,13 +506,39 @@ class StoreContract:
         first = await engine.new("r1", key="k")
         assert isinstance(await engine.one(new_run("r2", engine.session, key="k")), Refused)
         assert isinstance(await engine.one(new_run("r2", engine.session, key="k", saw=9)), Refused)
+        await engine.one(first, run_record("run.failed", START))
         second = await engine.new("r2", key="k", saw=first.run)
         assert [(await engine.row(r)).holds_key for r in ("r1", "r2")] == [0, 1]
         stale = await engine.one(new_run("r3", engine.session, key="k", saw=first.run), created())
         assert isinstance(stale, Refused)
         assert stale.run_id == "r2"
+        await engine.one(second, run_record("run.completed", START))
         await engine.new("r3", key="k", saw=second.run)
         assert [(await engine.row(r)).holds_key for r in ("r1", "r2", "r3")] == [0, 0, 1]
+
+    async def test_no_newer_run_takes_the_key_of_one_that_is_driven(self, enter: Opener) -> None:
+        """B109: the run that was seen at rest was taken up meanwhile."""
+        engine, other = await enter(), await enter()
+        first = await engine.new("r1", key="k")
+        await engine.one(first, run_record("run.failed", START))
+        await other.one(Claim(1, other.session, 2), run_record("run.claimed", START))
+        refused = await engine.one(new_run("r2", engine.session, key="k", saw=first.run), created())
+        assert isinstance(refused, Refused)
+        assert (refused.reason, refused.run_id) == ("key_taken", "r1")
+        assert refused.holder is not None
+        assert (refused.holder.session, refused.holder.alive) == (other.session, True)
+
+    async def test_a_run_that_was_thought_dead_comes_back_without_the_key_it_lost(
+        self, enter: Opener, clock: Clock
+    ) -> None:
+        engine, other = await enter(), await enter(lease=100 * LEASE)
+        guard = await engine.new("r1", key="k")
+        clock.time += LEASE + 1
+        await other.one(Orphaned(1, engine.session, 1), run_record("run.interrupted", START))
+        await other.new("r2", key="k", saw=1)
+        assert isinstance(await engine.one(guard, completed()), Committed)
+        assert [(await engine.row(r)).holds_key for r in ("r1", "r2")] == [0, 1]
+        assert (await engine.row()).status == "running"
 
     async def test_no_key_is_no_lock(self, enter: Opener) -> None:
         engine = await enter()

@@ -176,7 +176,8 @@ class Owned:
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """The newest run of (workflow, key) is still `saw` (None: there is none). Makes the run.
+    """The newest run of (workflow, key) is still `saw` (None: there is none), and nobody alive drives it.
+    Makes the run.
 
     `session` owns it; None: left pending, for whoever claims it. An older holder of the key gives it up.
     """
@@ -700,8 +701,10 @@ class MemoryStore:
             return Refused("exists", self._holder(row), row.run_id)
         same = self._of_key(guard.workflow, guard.key)
         newest = same[-1] if same else None
-        if guard.key is not None and (newest.run if newest else None) != guard.saw:
-            return Refused("key_taken", self._holder(newest), newest.run_id if newest else None)
+        holder = self._holder(newest)
+        driven = holder is not None and holder.alive
+        if guard.key is not None and ((newest.run if newest else None) != guard.saw or driven):
+            return Refused("key_taken", holder, newest.run_id if newest else None)
         return None
 
     def _claim(self, guard: Claim) -> Refused | None:

@@ -402,7 +402,8 @@ class Writer(Worker):
             return Refused("exists", holder(self, row.owner, self.clock), row.run_id)
         if guard.key is not None:
             newest = self._of_key(guard.workflow, guard.key)
-            if (newest.run if newest else None) != guard.saw:
+            owner = holder(self, newest.owner, self.clock) if newest else None
+            if (newest.run if newest else None) != guard.saw or (owner and owner.alive):
                 return self._key_taken(newest)
             if newest:
                 take = (

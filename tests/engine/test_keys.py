@@ -16,6 +16,7 @@ from dagresume import AlreadyRunning, InputsChanged, RunLocked, RunStatus, Uncer
 from dagresume.events import RUN_COMPLETED, RUN_CREATED, RUN_INTERRUPTED, run_record
 from dagresume.sessions import this_session
 from dagresume.store import Committed, Guard, NewRun, Orphaned, Outcome, Owned, Unit
+from dagresume.testing import StoreWrapper
 from tests.engine.kit import Calls, Home, TurnedClock, settle
 
 
@@ -387,3 +388,54 @@ async def test_a_run_that_ends_as_it_is_opened_is_nobodys(home: Home) -> None:
         again = await engine.run(empty, key="k")
         assert again.run_id == first.run_id
         assert (await engine.get(first.run_id)).owner is None
+
+
+async def test_a_run_whose_key_a_newer_one_holds_can_be_cancelled(home: Home, calls: Calls) -> None:
+    """Found by the state machine: it asked for the key, was refused, and asked again without end."""
+    wf = simple(calls)
+    calls.broken = {"b"}
+    old = await home.run(wf, key="k")
+    calls.mend()
+    new = await home.run(wf, key="k", fresh=True)
+    async with home.engine(wf) as engine:
+        await engine.cancel(old.run_id)
+    assert (await home.info(old.run_id)).status is RunStatus.CANCELLED
+    assert (await home.run(wf, key="k")).run_id == new.run_id
+
+
+async def test_a_fresh_run_does_not_take_the_key_of_one_that_was_just_taken_up(
+    home: Home, calls: Calls
+) -> None:
+    """B109: between its look and its commit somebody else resumes the run it saw at rest."""
+    calls.broken = {"b"}
+    gate = asyncio.Event()
+    old = await home.run(simple(calls), key="k")
+    calls.mend()
+    wf = Workflow("keyed", idempotent=True)
+
+    @wf.node
+    async def a(k: int = 1) -> int:
+        return k
+
+    @wf.node
+    async def b(a: int) -> int:
+        calls.began("b")
+        await gate.wait()
+        return a
+
+    async with home.engine(wf) as other:
+        going: list[asyncio.Task[Any]] = []
+
+        class Slow(StoreWrapper):
+            async def find(self, **wanted: Any) -> Any:
+                found = await super().find(**wanted)
+                if not going:
+                    going.append(asyncio.create_task(other.resume(old.run_id, force=True)))
+                    await settle(lambda: calls["b"] == 1)
+                return found
+
+        async with home.engine(wf, wrap=Slow) as engine:
+            with pytest.raises(AlreadyRunning, match=old.run_id):
+                await engine.run(wf, key="k", fresh=True)
+        gate.set()
+        assert (await going[0])["b"] == 1
