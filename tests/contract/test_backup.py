@@ -150,7 +150,7 @@ async def items(n: int) -> list[int]:
 
 @wf.node(for_each={"x": "items"}, concurrency=32)
 async def one(x: int, ctx: Context) -> str:
-    if x == 300:
+    if x % 1000 == 999:
         print("full speed", flush=True)
     return f"{x:06}" * (1000 if x % 7 == 0 else 10)
 
@@ -168,16 +168,16 @@ async def test_a_copy_is_made_while_another_process_writes_at_full_speed(db: Pat
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
         try:
             assert writer.stdout is not None
-            assert writer.stdout.readline() == "full speed\n"
             counts = []
             for force in (False, True):
+                assert writer.stdout.readline() == "full speed\n"
                 made = backup(db, copy, force=force)
                 counts.append((len(rows(copy)["dagresume_events"]), made.files))
                 assert problems(copy) == []
                 assert writer.poll() is None
         finally:
             writer.kill()
-    assert 300 < counts[0][0] < counts[1][0]
+    assert 0 < counts[0][0] < counts[1][0]
     assert 0 < counts[0][1] < counts[1][1]
 
 
