@@ -188,13 +188,14 @@ def _graph_flaw(text: str) -> str | None:
         return "its definition is gone" if not text else "its definition is no JSON object"
     bodies = [graph]
     while bodies:
-        nodes = bodies.pop().get("nodes")
+        body = bodies.pop()
+        nodes = body.get("nodes")
         if not isinstance(nodes, list) or not all(map(_is_node, nodes)):
             return "its definition holds what is no node"
+        if not isinstance(body.get("options"), dict) or not _is_text(body.get("version")):
+            return "its definition has no version or no options"
         bodies += [node["body"] for node in nodes if "body" in node]
-    if "version" not in graph:
-        return "its definition has no version"
-    return None if isinstance(graph.get("options"), dict) else "its definition has no options"
+    return None
 
 
 _NODE: Final[Mapping[str, _Test]] = {

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["INTERRUPTED", "app", "main"]
+__all__ = ["INTERRUPTED", "app", "is_loop_running", "main"]
 
 INTERRUPTED: Final = 130
 COMMANDS: Final = {
@@ -171,13 +171,16 @@ def main() -> None:
 
 def _is_ours() -> bool:
     """Say whether the process is there for the command; a notebook, or a program with threads, lives on."""
-    if threading.current_thread() is not threading.main_thread():
-        return False
+    return threading.current_thread() is threading.main_thread() and not is_loop_running()
+
+
+def is_loop_running() -> bool:
+    """Say whether an event loop runs in this thread, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return True
-    return False
+        return False
+    return True
 
 
 def _flush() -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
+from dagresume.cli import is_loop_running
 from dagresume.cli.command import DEFAULT_DB, INTERRUPTED, Problem
 from dagresume.cli.screen import heard, line, warn
 from dagresume.engine import Engine
@@ -192,11 +193,9 @@ def work(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
     Where a loop runs already, as in a notebook, it has a thread and a loop of its own.
     """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return _worked(make, [])
     begun: list[_Interrupts] = []
+    if not is_loop_running():
+        return _worked(make, begun)
     with ThreadPoolExecutor(1, "dagresume command") as thread:
         result = thread.submit(copy_context().run, _worked, make, begun)
         try:
