@@ -390,19 +390,6 @@ async def test_a_run_that_ends_as_it_is_opened_is_nobodys(home: Home) -> None:
         assert (await engine.get(first.run_id)).owner is None
 
 
-async def test_a_run_whose_key_a_newer_one_holds_can_be_cancelled(home: Home, calls: Calls) -> None:
-    """Found by the state machine: it asked for the key, was refused, and asked again without end."""
-    wf = simple(calls)
-    calls.broken = {"b"}
-    old = await home.run(wf, key="k")
-    calls.mend()
-    new = await home.run(wf, key="k", fresh=True)
-    async with home.engine(wf) as engine:
-        await engine.cancel(old.run_id)
-    assert (await home.info(old.run_id)).status is RunStatus.CANCELLED
-    assert (await home.run(wf, key="k")).run_id == new.run_id
-
-
 async def test_a_fresh_run_does_not_take_the_key_of_one_that_was_just_taken_up(
     home: Home, calls: Calls
 ) -> None:

@@ -343,13 +343,10 @@ class EngineMachine(RuleBasedStateMachine):
         rest = self.resting.get(line.run_id)
         if line.kind in {"run.claimed", "run.revived"}:
             facts = json.loads(line.data or "{}")
-            assert rest != "run.cancelled" or self.reopened[line.run_id], self._story(
-                line.run_id, "went on by itself"
-            )
+            asked = self.reopened[line.run_id] and facts.get("by") == "retry"
+            assert rest != "run.cancelled" or asked, self._story(line.run_id, "went on by itself")
             assert not facts.get("automatic") or self.on.row(line.run_id).workflow == "lively"
             self.resting.pop(line.run_id, None)
-            if line.kind == "run.claimed":
-                self.reopened[line.run_id] = 0
         elif line.kind in LETS_GO:
             self.resting[line.run_id] = line.kind
         if line.kind == "run.completed":
