@@ -364,9 +364,9 @@ def _log(looked: Peek) -> Iterator[Finding]:
 
 
 def _readers(path: str) -> list[Process]:
-    """Give the other processes that read from the log just now."""
+    """Give the other processes that read from the log just now, those that a person here can end."""
     found = lock_holders(f"{path}-shm", *_READ_LOCKS)
-    return [process for process, _ in found if process.pid != os.getpid()]
+    return [process for process, _ in found if process.pid > 0 and process.pid != os.getpid()]
 
 
 _CHECKS: Final[tuple[Callable[[Peek], Iterator[Finding]], ...]] = (

@@ -23,6 +23,7 @@ from dagresume.blobs import BlobLost, BlobStore
 from dagresume.clock import Clock, SystemClock, to_datetime
 from dagresume.definition import describe, differences
 from dagresume.errors import (
+    INPUTS,
     AlreadyRunning,
     BudgetExceeded,
     CheckpointLost,
@@ -45,6 +46,7 @@ from dagresume.errors import (
 from dagresume.events import (
     CANCEL_REQUESTED,
     FAILED,
+    HELD,
     INTERRUPTED,
     LETTERS,
     RUN_CANCELLED,
@@ -53,12 +55,14 @@ from dagresume.events import (
     RUN_FAILED,
     RUN_INTERRUPTED,
     RUN_ROLLING_BACK,
+    WAITING,
     Event,
     Record,
     RunStatus,
     Snapshot,
     node_record,
     run_record,
+    wait_cancelled,
 )
 from dagresume.executor import Executor, LoopExecutor, ProcessExecutor, ThreadExecutor
 from dagresume.explain import Explanation, explain
@@ -705,9 +709,11 @@ class Engine:
         run = self._runs.get(run_id)
         if run is not None and not run.ended.done():
             run.stop(RUN_CANCELLED, "cancelled", by)
-            if not run.within:  # a body that cancels its own run cannot wait for its own end
-                await self._until_ended(run)
-            return
+            if run.within:  # a body that cancels its own run cannot wait for its own end
+                return
+            await self._until_ended(run)
+            if run.status not in {RunStatus.WAITING, RunStatus.INTERRUPTED}:
+                return  # else it was being let go of already
         loaded = await self._load(run_id)
         if RunStatus(loaded.row.status).final or loaded.row.status == RunStatus.ROLLING_BACK:
             return
@@ -717,9 +723,17 @@ class Engine:
             if (await self._load(run_id)).holder is None:  # it was let go of meanwhile: nobody reads that
                 await self.cancel(run_id, by)
             return
-        ended = run_record(RUN_CANCELLED, self._clock.now(), "cancelled", by=by)
+        now = self._clock.now()
+        waits = [
+            wait_cancelled(path, record.attempt, now)
+            for path, record in Snapshot(loaded.records).paths.items()
+            if record.kind == WAITING and record.reason != HELD
+        ]
+        ended = run_record(RUN_CANCELLED, now, "cancelled", by=by)
         outcome = await self._journal.commit(
-            Unit(Claim(loaded.row.run, self._session, _last(loaded), takes_key=False), [letter, ended])
+            Unit(
+                Claim(loaded.row.run, self._session, _last(loaded), takes_key=False), [letter, *waits, ended]
+            )
         )
         if isinstance(outcome, Refused):
             await self.cancel(run_id, by)  # somebody was quicker: look again
@@ -1243,7 +1257,7 @@ class Engine:
     def _stored_inputs(self, loaded: Loaded) -> dict[str, str]:
         text, blob = loaded.row.inputs or "{}", loaded.records[0].facts.get("inputs_blob")
         if blob is not None:
-            (text,) = self._fetch_now(loaded.row.run_id, [Stored("its inputs", 0, b"", blob)])
+            (text,) = self._fetch_now(loaded.row.run_id, [Stored(INPUTS, 0, b"", blob)])
         return codec.members(text)
 
     # -- what runs need -------------------------------------------------------------------------------
@@ -1334,7 +1348,7 @@ class Engine:
         text = loaded.row.inputs or "{}"
         facts = loaded.records[0].facts if loaded.records else {}
         if "inputs_blob" in facts:
-            blob = Stored("its inputs", 0, b"", facts["inputs_blob"])
+            blob = Stored(INPUTS, 0, b"", facts["inputs_blob"])
             (text,) = await self._fetch(loaded.row.run_id, [blob])
         digests = facts.get("inputs", {})
         packed = codec.members(text)

@@ -328,10 +328,18 @@ class CheckpointLost(StoreError):
 
     def __init__(self, run_id: str, path: str, problem: str) -> None:
         self.run_id, self.path = run_id, path
-        super().__init__(
-            f"run {run_id}: the stored output of {path} {problem}. Make it again:"
-            f" `dagresume retry {run_id} --from {path}`"
-        )
+        if path == INPUTS:
+            told = f"the stored inputs {problem}. Put the file back, or start a new run with the same inputs."
+        else:
+            told = (
+                f"the stored output of {path} {problem}. Make it again:"
+                f" `dagresume retry {run_id} --from {path}`"
+            )
+        super().__init__(f"run {run_id}: {told}")
+
+
+INPUTS = "inputs()"
+"""In place of a path, which it cannot be: what a run was given, as a stored value."""
 
 
 class NotLoadable(StoreError):

@@ -199,6 +199,11 @@ def node_record(
     return Record(kind, r5_word(kind), attempt, at, path, reason, data=data)
 
 
+def wait_cancelled(path: str, attempt: int | None, at: int) -> Record:
+    """Make the record that a path waits no more, since its run was cancelled."""
+    return node_record(CANCELLED, path, attempt, at, "cancelled")
+
+
 def run_record(kind: str, at: int, reason: str | None = None, **facts: Any) -> Record:
     """Make the record of one thing that happened to a run."""
     return Record(kind, None, None, at, None, reason, data=json.dumps(facts) if facts else None)

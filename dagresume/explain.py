@@ -32,6 +32,7 @@ from dagresume.events import (
     WAITING,
     WITHDRAWN,
     Record,
+    Snapshot,
     names,
     segments,
 )
@@ -101,8 +102,22 @@ def explain(loaded: Loaded, path: str) -> Explanation:
     """Give the history of a path; DefinitionError if the run's definition has no such path."""
     path = normalize("NFC", path)
     graph = json.loads(loaded.graph)
-    story = _Story(loaded.records, path, _received(graph, path))
+    received = _received(graph, path)
+    _refuse_beyond(loaded, path)
+    story = _Story(loaded.records, path, received)
     return Explanation(loaded.row.run_id, path, tuple(story.steps()))
+
+
+def _refuse_beyond(loaded: Loaded, path: str) -> None:
+    """Refuse an item past the end of its map."""
+    snapshot, whole = Snapshot(loaded.records), ""
+    for node, index in segments(path):
+        whole += node
+        count = snapshot.counts.get(whole)
+        item = whole if index is None else f"{whole}[{index}]"
+        if index is not None and count is not None and index >= count and item not in snapshot.paths:
+            raise DefinitionError(f"there is no path {path!r} in this run: {whole} has {count} items.")
+        whole = f"{item}/"
 
 
 class _Story:

@@ -84,6 +84,10 @@ class Process(NamedTuple):
     command: str
 
     def __str__(self) -> str:
+        if self.pid <= 0:
+            return "a process that cannot be seen from here (of another container)"
+        if self.pid == os.getpid():
+            return f"this process ({self.pid})"
         return f"process {self.pid} ({self.command})" if self.command else f"process {self.pid}"
 
     @classmethod
@@ -136,6 +140,6 @@ def lock_holders(
         if len(words) != 8 or words[1] == "->" or words[5] != where:
             continue
         begin, end = int(words[6]), float("inf") if words[7] == "EOF" else int(words[7])
-        if begin <= last and end >= first and int(words[4]) > 0:
+        if begin <= last and end >= first:
             found[int(words[4])] = words[3] == "WRITE" or found.get(int(words[4]), False)
     return [(Process.of(pid, proc), writes) for pid, writes in found.items()]

@@ -849,6 +849,8 @@ class Run:
             kind, reason = ev.RUN_WAITING, self.desk.reason
         self.stopping = (kind, reason, by)
         self.desk.stop()
+        if kind == ev.RUN_CANCELLED and (waits := self.desk.cancelled()):
+            self.hand_over(Step(self, waits))
         if self.backoffs and kind != ev.RUN_INTERRUPTED:  # which keeps the time its retries are due
             self.hand_over(Step(self, self.backoffs.withdrawn(reason)))
         self.backoffs.stop()

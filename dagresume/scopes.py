@@ -269,7 +269,7 @@ class Scope:
             else:
                 feed.lose(k, step)
             return False
-        if run.automatic and (due := _retry_at(prior)) > run.now():
+        if run.automatic and (due := _waited_out(prior, run.now())) > run.now():
             again = partial(self._after_backoff, vertex, prior, fingerprint, feed, k)
             run.backoffs.begin(path, (prior.attempt or 0) + 1, due, again)
             return False
@@ -665,11 +665,14 @@ class Scope:
                 child.arrived(k, step)
 
 
-def _retry_at(prior: Record) -> int:
-    """Give when the next attempt of a path is due that failed and is tried again by itself, else 0."""
+def _waited_out(prior: Record, now: int) -> int:
+    """Give when a back-off is over that began in an earlier process: after its rest, and whatever was done to
+    the clock, after its whole length; 0 if there is none.
+    """
     if prior.kind != ev.FAILED or prior.reason != ev.RETRY:
         return 0
-    return int(prior.facts.get("retry_at", 0))
+    due = int(prior.facts.get("retry_at", 0))
+    return min(due, now + max(due - prior.at, 0))
 
 
 def _list(value: Any, what: str) -> Sequence[Any]:

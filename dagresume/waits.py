@@ -83,6 +83,12 @@ class Waits:
                 waiting.timer.cancel()
                 waiting.timer = None
 
+    def cancelled(self) -> list[Record]:
+        """Give the records that nothing waits any more. What is held keeps where its output is."""
+        now = self._run.now()
+        waits = (w for w in self.open.values() if w.reason != ev.HELD)
+        return [ev.wait_cancelled(w.path, w.attempt, now) for w in waits]
+
     # -- opening --------------------------------------------------------------------------------------
 
     def begin(

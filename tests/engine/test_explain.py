@@ -211,6 +211,19 @@ async def test_a_path_that_is_not_there_is_told(home: Home, calls: Calls, path: 
         await explained(home, run_id, path)
 
 
+async def test_an_item_past_the_end_of_its_map_is_not_there(home: Home, calls: Calls) -> None:
+    wf = Workflow("flow", idempotent=True)
+
+    @wf.node(for_each={"n": "numbers"})
+    async def item(n: int) -> int:
+        return n
+
+    run_id = (await home.run(wf, {"numbers": [1, 2]})).run_id
+    assert told(await explained(home, run_id, "item[1]")) == [("run", "ran", "new")]
+    with pytest.raises(DefinitionError, match=r"item\[2\].*item has 2 items"):
+        await explained(home, run_id, "item[2]")
+
+
 async def test_the_run_as_it_was_at_any_event(home: Home, calls: Calls) -> None:
     wf = flow(calls, [1])
     calls.broken = {"left"}

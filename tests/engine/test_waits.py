@@ -13,6 +13,7 @@ import pytest
 from dagresume import (
     AlreadyDecided,
     AlreadyRunning,
+    Engine,
     InputsChanged,
     NotWaiting,
     RunCancelled,
@@ -988,6 +989,35 @@ async def test_held_items_are_decided_one_by_one(home: Home, calls: Calls) -> No
     result = await home.go_on(wf, run_id)
     assert result["last"] == ["paid A", "paid b", "paid c"]
     assert dict(calls) == {"pay A": 1, "last": 1}
+
+
+@pytest.mark.parametrize("stays", [True, False])
+async def test_what_waits_in_a_cancelled_run_waits_no_more(home: Home, calls: Calls, stays: bool) -> None:
+    """Who asks for what waits finds nothing of a cancelled run; a retry asks anew."""
+    wf = approved(calls)
+    if stays:
+        async with home.engine(wf) as engine:
+            handle = await engine.start(wf)
+            run_id = handle.run_id
+            await comes_to(engine, run_id, "ap")
+            await handle.cancel()
+    else:
+        run_id = await waits(home, wf)
+        async with home.engine() as engine:
+            await engine.cancel(run_id)
+    assert await home.statuses(run_id) == {"order": "completed", "ap": "cancelled", "pay": "pending"}
+    again = await home.retry(wf, run_id, "ap", wait="none")
+    assert again.status is RunStatus.WAITING
+    await decide(home, run_id, "ap", by="ann")
+    assert (await home.resume(wf, run_id))["pay"] == [42, "ann"]
+    assert calls == {"order": 1, "pay": 1}
+
+
+async def comes_to(engine: Engine, run_id: str, path: str) -> None:
+    """Wait until a path waits."""
+    async for event in engine.events(run_id, follow=True):
+        if (event.kind, event.path) == ("node.waiting", path):
+            return
 
 
 async def test_keys_of_cancelled_waits_are_free(home: Home, calls: Calls) -> None:
