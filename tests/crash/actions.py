@@ -65,11 +65,10 @@ async def cut_off_to_recover(**arguments: Any) -> None:
 async def recover(engine: Any, flow: str, **_: Any) -> Any:
     """Recover as an application does when it starts; what that left to a person, a person then does.
 
-    Only where nodes are neither idempotent nor can be asked may there be anything left.
+    Only where nodes are neither idempotent nor can be asked may anything else be left than approvals.
     """
-    await engine.recover(wait=True)
-    (newest,) = await engine.runs(limit=1)
-    given = {} if "careful" in flow else {"left to a person": newest.status is RunStatus.INTERRUPTED}
+    left = {each.reason for each in await engine.recover(wait=True) if each.action != "resumed"}
+    given = {} if "careful" in flow else {"left": sorted(left - {"waiting_for_approval"})}
     return given | await go_on(engine)
 
 

@@ -177,6 +177,7 @@ def test_killed_while_it_claims_and_goes_on(tmp_path: Path, variant: str) -> Non
 def test_killed_while_it_recovers(tmp_path: Path, variant: str) -> None:
     found = shown(recovers("diamond", variant, tmp_path, SOME, processes=1))
     assert found.undisturbed.given["status"] == "completed"
+    assert found.undisturbed.given.get("left", []) == []
 
 
 @can_prune
