@@ -160,6 +160,7 @@ class Body(NamedTuple):
     seat: Seat
     given: list[Any]
     end: asyncio.Future[bool]
+    flow: str
 
 
 class Seat:
@@ -313,14 +314,18 @@ class Stage:
     def begin(self, ctx: Context, given: list[Any]) -> Body:
         """A body begins: whatever it was not to begin without must be durable now."""
         loop = asyncio.get_running_loop()
-        body = Body(ctx.run_id, ctx.path, ctx.attempt, self.seat_of(loop), given, loop.create_future())
+        body = Body(
+            ctx.run_id, ctx.path, ctx.attempt, self.seat_of(loop), given, loop.create_future(), ctx.workflow
+        )
         self.wrong += self._too_early(body)
         self.began[body[:3]] += 1
         self.bodies.append(body)
         return body
 
     def _too_early(self, body: Body) -> list[str]:
-        run_id, path, attempt, seat, given, _ = body
+        run_id, path, attempt, seat, given, *_ = body
+        if seat.ghost and run_id not in {row.run_id for row in self.rows()}:
+            return []  # it was pruned behind its back
         row, lines = self.row(run_id), self.lines(run_id)
         flow, node = SHAPES[row.workflow], path.partition("[")[0]
         last = {line.path: line for line in lines if line.kind in SETTLES}
@@ -332,9 +337,9 @@ class Stage:
             elif flow[node].each is None and output_of(last, parent) not in given:
                 wrong.append(f"C7: {path} was given {given}, durable is {output_of(last, parent)}")
         done = sum(line.kind == "node.completed" for line in of_path)
-        late = (
-            seat.ghost and attempt > 1 and flow[node].idempotent
-        )  # a timer of one that lost its run: no edge
+        # What was on its way when the run was lost, an answer of the store or a timer, is no edge of it. Only
+        # idempotent bodies begin so, and what they give is refused.
+        late = seat.ghost and flow[node].idempotent
         if done > self.asked[run_id, node] and not late:
             wrong.append(f"C3: {path} began again after it had completed {done} times")
         if not flow[node].idempotent:

@@ -10,17 +10,17 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import networkx as nx
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from hypothesis.stateful import run_state_machine_as_test as play
 
-from dagresume import Engine
 from dagresume.errors import (
     DagresumeError,
     LeaseLost,
@@ -35,12 +35,26 @@ from tests.property import engine_stage as on
 from tests.property.engine_stage import FLOWS, SECOND, SETTLES, SHAPES, Body, Line, Seat, Stage
 from tests.property.test_store_machine import no_fence
 
-STEPS, QUICK, MUTANT = 50_000, 1_200, 20_000
+STEPS, QUICK, MUTANT = 50_000, 2_400, 20_000
 STORY = 80
 NAMES = list(FLOWS)
 LETS_GO = {"run.completed", "run.failed", "run.waiting", "run.interrupted", "run.cancelled"}
 number = st.integers(0, 63)
 few = st.integers(0, 3)
+
+
+Act = TypeVar("Act", bound=Callable[..., None])
+
+
+def about_a_run(act: Act) -> Act:
+    """Leave it out while there is no run: no precondition, for what is drawn must not depend on threads."""
+
+    @wraps(act)
+    def when_there_is_one(self: EngineMachine, **drawn: Any) -> None:
+        if self.has_runs:
+            act(self, **drawn)
+
+    return cast("Act", when_there_is_one)
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -113,8 +127,8 @@ class EngineMachine(RuleBasedStateMachine):
             here.do("start", "", here.engine.start(FLOWS[NAMES[flow]], key=key, fresh=fresh))
             self._step("start")
 
-    @precondition(lambda self: self.has_runs)
     @rule(seat=few, run=number)
+    @about_a_run
     def resume(self, seat: int, run: int) -> None:
         here, run_id = self._seat(seat), self._run(run)
         expected = self._foretold(run_id)
@@ -159,8 +173,8 @@ class EngineMachine(RuleBasedStateMachine):
             and path not in said
         ]
 
-    @precondition(lambda self: self.has_runs)
     @rule(seat=few, run=number, node=st.none() | number)
+    @about_a_run
     def retry(self, seat: int, run: int, node: int | None) -> None:
         here, run_id = self._seat(seat), self._run(run)
         name = None
@@ -173,31 +187,31 @@ class EngineMachine(RuleBasedStateMachine):
         here.do("retry", run_id, here.engine.retry(run_id, name, raise_on_failure=False, wait="all"))
         self._step("retry from a node" if name else "retry")
 
-    @precondition(lambda self: self.has_runs)
     @rule(seat=few, run=number)
+    @about_a_run
     def cancel(self, seat: int, run: int) -> None:
         here, run_id = self._seat(seat), self._run(run)
         here.do("cancel", run_id, here.engine.cancel(run_id, "somebody"))
         self._step("cancel")
 
-    @precondition(lambda self: self.has_runs)
     @rule(seat=few, run=number, approve=st.booleans())
+    @about_a_run
     def decide(self, seat: int, run: int, approve: bool) -> None:
         here, run_id = self._seat(seat), self._run(run)
         self.words += 1
         here.do("decide", run_id, here.engine.decide(run_id, "ask", approve, f"person {self.words}"))
         self._step("decide")
 
-    @precondition(lambda self: self.has_runs)
     @rule(seat=few, run=number)
+    @about_a_run
     def signal(self, seat: int, run: int) -> None:
         here, run_id = self._seat(seat), self._run(run)
         self.words += 1
         here.do("signal", run_id, here.engine.signal(run_id, "word", self.words))
         self._step("signal")
 
-    @precondition(lambda self: self.has_runs)
     @rule(seat=few, run=number, path=number, failed=st.booleans())
+    @about_a_run
     def resolve(self, seat: int, run: int, path: int, failed: bool) -> None:
         here, run_id = self._seat(seat), self._run(run)
         doubtful = self._uncertain(run_id)
@@ -207,14 +221,12 @@ class EngineMachine(RuleBasedStateMachine):
             here.do("resolve", run_id, here.engine.resolve(run_id, name, **said))
             self._step("resolve")
 
-    @precondition(lambda self: hasattr(Engine, "recover"))
     @rule(seat=few)
     def recover(self, seat: int) -> None:
         here = self._seat(seat)
         here.do("recover", "", here.engine.recover(wait=False))
         self._step("recover")
 
-    @precondition(lambda self: hasattr(Engine, "prune"))
     @rule(seat=few, age=st.sampled_from([0, 2, 30]))
     def prune(self, seat: int, age: float) -> None:
         """What has ended goes, all of it; everything else stays, and a key that was freed can be taken."""
@@ -245,21 +257,21 @@ class EngineMachine(RuleBasedStateMachine):
         self.on.bodies = [b for b in self.on.bodies if not b.end.done() and b.seat in self.on.seats]
         return self.on.bodies
 
-    @precondition(lambda self: self.stage is not None and self._under_way())
     @rule(which=number, well=st.sampled_from([True, True, True, False]), cancel=st.integers(0, 9))
     def end_a_body(self, which: int, well: bool, cancel: int) -> None:
         """A body ends; now and then in the very moment in which its run is cancelled."""
         bodies = self._under_way()
+        if not bodies:
+            return
         self._end(bodies[which % len(bodies)], well, with_cancel=cancel == 9)
 
-    @precondition(lambda self: self.stage is not None and len(self._under_way()) > 1)
     @rule(well=st.booleans())
     def end_them_all(self, well: bool) -> None:
+        if not self._under_way():
+            return
         for body in self._under_way():
-            self._let(
-                body,
-                well or not SHAPES[self.on.row(body.run_id).workflow][body.path.partition("[")[0]].idempotent,
-            )
+            idempotent = SHAPES[body.flow][body.path.partition("[")[0]].idempotent
+            self._let(body, well or not idempotent)
         self._step("bodies end together")
 
     def _let(self, body: Body, well: bool) -> None:
@@ -302,7 +314,6 @@ class EngineMachine(RuleBasedStateMachine):
             here.door.hold = how.removeprefix("hold ")
         self._step(how)
 
-    @precondition(lambda self: self.stage is not None and self._under_way())
     @rule(count=st.integers(1, 5), time=st.booleans())
     def go_well(self, count: int, time: bool) -> None:
         """Some bodies return, one after the other, as on a quiet day."""
@@ -464,7 +475,7 @@ def steps_of(tally: Counter[str]) -> int:
 def test_engines_keep_their_contract() -> None:
     """C1-C6, C8: a thin selection of stories."""
     tally = run_machine(QUICK, derandomize=True, phases=[Phase.generate])
-    assert steps_of(tally) >= QUICK / 2
+    assert steps_of(tally) >= QUICK / 5
 
 
 @pytest.mark.slow
