@@ -323,7 +323,7 @@ class Stage:
         return body
 
     def _too_early(self, body: Body) -> list[str]:
-        run_id, path, attempt, seat, given, *_ = body
+        run_id, path, _attempt, seat, given, *_ = body
         if seat.ghost and run_id not in {row.run_id for row in self.rows()}:
             return []  # it was pruned behind its back
         row, lines = self.row(run_id), self.lines(run_id)
