@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial, wraps
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, TypeVar, get_args
@@ -19,14 +18,11 @@ from typing import Any, Final, Literal, TypeVar, get_args
 import anyio
 
 from dagresume import codec
-from dagresume.blobs import BlobLost, BlobStore
+from dagresume.blobs import BlobStore
 from dagresume.clock import Clock, SystemClock, to_datetime
 from dagresume.definition import describe, differences
 from dagresume.errors import (
-    INPUTS,
     AlreadyRunning,
-    BudgetExceeded,
-    CheckpointLost,
     DagresumeError,
     DefinitionError,
     EngineClosed,
@@ -36,7 +32,6 @@ from dagresume.errors import (
     RolledBack,
     RunCancelled,
     RunFailed,
-    RunInterrupted,
     RunLocked,
     RunNotFound,
     StoreError,
@@ -50,7 +45,6 @@ from dagresume.events import (
     INTERRUPTED,
     LETTERS,
     RUN_CANCELLED,
-    RUN_CLAIMED,
     RUN_CREATED,
     RUN_FAILED,
     RUN_INTERRUPTED,
@@ -64,9 +58,10 @@ from dagresume.events import (
     run_record,
     wait_cancelled,
 )
-from dagresume.executor import Executor, LoopExecutor, ProcessExecutor, ThreadExecutor
+from dagresume.executor import Executor
 from dagresume.explain import Explanation, explain
-from dagresume.flaws import UNREADABLE, line_flaw, record_flaw, row_flaw, run_flaw
+from dagresume.flaws import UNREADABLE, line_flaw, readable_event, readable_info, run_flaw, unreadable
+from dagresume.flaws import explain as explain_flaw
 from dagresume.fork import Copy, to_copy
 from dagresume.jobs import CURRENT, Services
 from dagresume.journal import Journal
@@ -76,7 +71,7 @@ from dagresume.masks import NO_SECRETS, Mask, without_passwords
 from dagresume.metrics import Metrics, measured
 from dagresume.migration import migrated, take_over, transformed
 from dagresume.observe import log
-from dagresume.outcomes import live_result, stored_result, undone_result
+from dagresume.outcomes import live_result, raise_if_bad, stored_result, undone_result
 from dagresume.plan import plan
 from dagresume.planner import Decision
 from dagresume.policy import UNSAID, Budget, Limit
@@ -95,12 +90,12 @@ from dagresume.program import (
     taken_up,
 )
 from dagresume.recovery import STOPPED, Code, RecoveryOutcome, Sweep
-from dagresume.results import RunResult, Stored
+from dagresume.results import RunResult
 from dagresume.retention import FAILED_KEPT, KEPT, Pruned, Term, Terms, prune
 from dagresume.reverse import UndoPlan, plan_undo
 from dagresume.scheduler import Run, start_ready
 from dagresume.sessions import this_session
-from dagresume.sqlite import SQLiteStore
+from dagresume.shelf import Shelf
 from dagresume.steady import to_its_end
 from dagresume.store import (
     Claim,
@@ -110,7 +105,6 @@ from dagresume.store import (
     Inbox,
     Loaded,
     LogLine,
-    MemoryStore,
     NewRun,
     Outcome,
     Owned,
@@ -120,8 +114,9 @@ from dagresume.store import (
     StoreFailed,
     Unit,
 )
-from dagresume.undo import ASKED, Rollback, begun, is_undone, opening
+from dagresume.undo import Rollback, begun, is_undone, opening
 from dagresume.views import RunInfo, past_info, run_info, stored_as, wanted_statuses
+from dagresume.wiring import executor_of, store_of
 from dagresume.workflow import Workflow
 
 __all__ = ["Engine", "RunHandle"]
@@ -167,7 +162,7 @@ class RunHandle:
             await asyncio.wait([self._task])
         result = self._task.result()
         if raise_on_failure:
-            _raise_if_bad(result)
+            raise_if_bad(result)
         return result
 
     async def cancel(self, by: str = "") -> None:
@@ -210,8 +205,9 @@ class Engine:
         if concurrency < 1:
             raise DefinitionError(f"Engine(concurrency={concurrency!r}): give a whole number from 1 upwards.")
         self._clock = clock or SystemClock()
-        self._store: Store = store or _store(str(url), synchronous, adopt, self._clock)
+        self._store: Store = store or store_of(str(url), synchronous, adopt, self._clock)
         self._blobs = BlobStore(Path(self._store.name + ".blobs")) if self._store.persistent else None
+        self._shelf = Shelf(self._store, self._blobs)
         self._artifacts = (
             str(Path(self._store.name + ".artifacts").absolute()) if self._store.persistent else None
         )
@@ -268,8 +264,8 @@ class Engine:
             clock=self._clock,
             executor=self._executor,
             load=self._store.load,
-            fetch=self._fetch,
-            spill=self._spill,
+            fetch=self._shelf.fetch,
+            spill=self._shelf.spill,
             spill_bytes=self._spill_bytes if self._blobs else None,
             once=self._store.once,
             artifacts=self._artifacts,
@@ -411,7 +407,7 @@ class Engine:
         with self._lent_slot():
             result = found if isinstance(found, RunResult) else await self._attend(found)
         if raise_on_failure:
-            _raise_if_bad(result)
+            raise_if_bad(result)
         return result
 
     async def start(
@@ -537,7 +533,7 @@ class Engine:
         loaded = await self._load(run_id)
         program, snapshot = self._program_of(loaded), Snapshot(loaded.records)
         await self._adopted(loaded, program, snapshot, force=False)
-        before = await self._inputs(loaded, snapshot)
+        before = await self._shelf.inputs(loaded)
         program.graph.check_inputs({**dict.fromkeys(before), **(inputs or {})})
         packed = before | program.pack_inputs(inputs or {})
         changed = {name for name in packed if before.get(name, ("", b""))[1] != packed[name][1]}
@@ -614,7 +610,7 @@ class Engine:
         other |= {path[: path.rindex("[")] for path in other if path.endswith("]")}
         if asked is not None:
             taken_up(program, snapshot, run_id, asked, self._clock.now())
-        inputs = await self._inputs(loaded, snapshot)
+        inputs = await self._shelf.inputs(loaded)
         digests = {name: digest for name, (_, digest) in inputs.items()}
         return plan(
             program.body,
@@ -657,7 +653,7 @@ class Engine:
         found = await self._store.find(
             workflow=workflow, key=key, status=stored_as(wanted), before=older, limit=limit
         )
-        infos = [_info(row, holder) for row, holder in found]
+        infos = [readable_info(row, holder) for row, holder in found]
         return infos if wanted is None else [info for info in infos if info.status in wanted]
 
     @_reads
@@ -688,7 +684,7 @@ class Engine:
             page = await self._store.tail(after, run_id=run_id, kinds=kinds)
             for of, record in page:
                 after = record.seq or after
-                yield _event(of, record)
+                yield readable_event(of, record)
             if not page and not follow:
                 return
             if not page:
@@ -699,7 +695,7 @@ class Engine:
         await self._load(run_id)
         found = await self._store.logs(run_id, after=after, limit=limit)
         if flaw := next(filter(None, (line_flaw(line) for _, line in found)), None):
-            raise _unreadable(run_id, flaw)
+            raise unreadable(run_id, flaw)
         return found
 
     @_reads
@@ -899,7 +895,7 @@ class Engine:
         facts["inputs"] = {name: digest.hex() for name, (_, digest) in packed.items()}
         facts |= {"secrets": sorted(program.graph.secrets)} if program.graph.secrets else {}
         if self._blobs is not None and len(text) > self._spill_bytes:
-            facts["inputs_blob"] = await self._spill(run_id, text)
+            facts["inputs_blob"] = await self._shelf.spill(run_id, text)
             text = "{}"
         graph, digest = program.graph, inputs_digest(packed)
         guard = NewRun(run_id, graph.workflow, graph.version, key, saw, self._session, "manual", text, digest)
@@ -938,7 +934,7 @@ class Engine:
     async def _brought(self, old: str, new: str, copies: Sequence[Copy]) -> list[Record]:
         """Give copied records with their outputs; those in blobs are copied to the new run's own."""
         plain = [copy.output for copy in copies if copy.output is not None and copy.output.blob is None]
-        texts = iter(await self._fetch(old, plain))
+        texts = iter(await self._shelf.fetch(old, plain))
         records = []
         for record, output in copies:
             if output is None:
@@ -947,8 +943,8 @@ class Engine:
                 text = next(texts)
                 records.append(record._replace(output=text, size=len(text)))
             else:
-                (text,) = await self._fetch(old, [output])
-                facts = record.facts | {"blob": await self._spill(new, text)}
+                (text,) = await self._shelf.fetch(old, [output])
+                facts = record.facts | {"blob": await self._shelf.spill(new, text)}
                 records.append(record._replace(data=json.dumps(facts)))
         return records
 
@@ -972,7 +968,7 @@ class Engine:
         if snapshot.status is RunStatus.WAITING and snapshot.cancel_by is not None:
             await self.cancel(row.run_id, snapshot.cancel_by)
             return None
-        stored = await self._inputs(loaded, snapshot)
+        stored = await self._shelf.inputs(loaded)
         if row.inputs_digest != inputs_digest(packed):
             names = [n for n in {**stored, **packed} if stored.get(n, (0, 0))[1] != packed.get(n, (0, 0))[1]]
             raise InputsChanged(row.workflow, row.key or "", row.run_id, names)
@@ -995,7 +991,7 @@ class Engine:
         with self._lent_slot():
             result = await self._attend(found)
         if raise_on_failure:
-            _raise_if_bad(result)
+            raise_if_bad(result)
         return result
 
     async def _taken(self, run_id: str, asked: Asked) -> Run | Rollback | RunResult:
@@ -1019,7 +1015,7 @@ class Engine:
             if loaded.row.status == RunStatus.COMPLETED and len(records) == 1:
                 return self._stored_result(loaded)  # nothing was to be set back
             records[1:1] = moves
-            inputs = await self._inputs(loaded, snapshot)
+            inputs = await self._shelf.inputs(loaded)
             run = await self._claim(loaded, program, snapshot, inputs, asked, records, changed)
         return run
 
@@ -1217,7 +1213,7 @@ class Engine:
         assert isinstance(run, Run)
         if run.lost:
             raise run.lost[0]
-        return live_result(run, partial(self._fetch_now, run.run_id), self._clock.monotonic())
+        return live_result(run, partial(self._shelf.fetch_now, run.run_id), self._clock.monotonic())
 
     async def _until_ended(self, run: Run | Rollback) -> None:
         """Wait for the end of a run; a cancelled caller waits with it."""
@@ -1246,19 +1242,10 @@ class Engine:
         known = self._registered.get((loaded.row.workflow, loaded.row.version))
         program = None if known is None else self._program(known)
         mask = self._mask_of(loaded, program)
-        return stored_result(loaded, program, partial(self._fetch_now, loaded.row.run_id), mask)
+        return stored_result(loaded, program, partial(self._shelf.fetch_now, loaded.row.run_id), mask)
 
     def _mask_of(self, loaded: Loaded, program: Program | None = None) -> Mask:
-        """Give what hides the secrets of a stored run; its inputs are read when something is to be hidden."""
-        names = Snapshot(r for r in loaded.records if r.kind in {RUN_CREATED, RUN_CLAIMED}).secrets
-        names |= frozenset() if program is None else program.graph.secrets
-        return Mask(names, partial(self._stored_inputs, loaded)) if names else NO_SECRETS
-
-    def _stored_inputs(self, loaded: Loaded) -> dict[str, str]:
-        text, blob = loaded.row.inputs or "{}", loaded.records[0].facts.get("inputs_blob")
-        if blob is not None:
-            (text,) = self._fetch_now(loaded.row.run_id, [Stored(INPUTS, 0, b"", blob)])
-        return codec.members(text)
+        return self._shelf.mask(loaded, frozenset() if program is None else program.graph.secrets)
 
     # -- what runs need -------------------------------------------------------------------------------
 
@@ -1304,7 +1291,7 @@ class Engine:
             return True, []
         moves = migrated(program, snapshot, loaded.graph, migration, self._clock.now())
         old = [move.old for move in moves if move.old is not None]
-        texts = iter(await self._fetch(row.run_id, old))
+        texts = iter(await self._shelf.fetch(row.run_id, old))
         records = [
             move.record if move.old is None else transformed(move, next(texts), program) for move in moves
         ]
@@ -1321,7 +1308,7 @@ class Engine:
     def _executor(self, name: str) -> Executor:
         found = self._executors.get(name)
         if found is None:
-            found = self._executors[name] = _executor(name, self._concurrency)
+            found = self._executors[name] = executor_of(name, self._concurrency)
         return found
 
     @contextlib.asynccontextmanager
@@ -1333,7 +1320,7 @@ class Engine:
             if isinstance(error, DagresumeError) or not self._open:
                 raise
             loaded = await self._store.load(run_id)
-            _explain(run_id, None if loaded is None else run_flaw(loaded), error)
+            explain_flaw(run_id, None if loaded is None else run_flaw(loaded), error)
             raise
 
     async def _load(self, run_id: str) -> Loaded:
@@ -1342,54 +1329,6 @@ class Engine:
         if loaded is None:
             raise RunNotFound(run_id, self._store.name)
         return loaded
-
-    async def _inputs(self, loaded: Loaded, snapshot: Snapshot) -> dict[str, tuple[str, bytes]]:
-        """Give a stored run's inputs, each packed as it was, and the digests they were compared by."""
-        text = loaded.row.inputs or "{}"
-        facts = loaded.records[0].facts if loaded.records else {}
-        if "inputs_blob" in facts:
-            blob = Stored(INPUTS, 0, b"", facts["inputs_blob"])
-            (text,) = await self._fetch(loaded.row.run_id, [blob])
-        digests = facts.get("inputs", {})
-        packed = codec.members(text)
-        return {name: (value, bytes.fromhex(digests.get(name, ""))) for name, value in packed.items()}
-
-    async def _spill(self, run_id: str, text: str) -> str:
-        assert self._blobs is not None
-        return await anyio.to_thread.run_sync(self._blobs.write, run_id, text)
-
-    async def _fetch(self, run_id: str, cells: Sequence[Stored]) -> list[str]:
-        """Give packed outputs from the store and from blobs, their digests checked; CheckpointLost names the
-        path.
-        """
-        texts = await self._store.output([cell.seq for cell in cells if cell.blob is None])
-        if any(cell.blob is not None for cell in cells):
-            return await anyio.to_thread.run_sync(self._put_together, run_id, cells, texts)
-        return self._put_together(run_id, cells, texts)
-
-    def _fetch_now(self, run_id: str, cells: Sequence[Stored]) -> list[str]:
-        return self._put_together(
-            run_id, cells, self._store.output_now([cell.seq for cell in cells if cell.blob is None])
-        )
-
-    def _put_together(self, run_id: str, cells: Sequence[Stored], texts: Sequence[str | None]) -> list[str]:
-        rest = iter(texts)
-        found: list[str] = []
-        for cell in cells:
-            text = next(rest) if cell.blob is None else self._blob(run_id, cell)
-            if text is None:
-                raise CheckpointLost(run_id, cell.path, "is missing")
-            if cell.digest and codec.digest(text) != cell.digest:
-                raise CheckpointLost(run_id, cell.path, "was altered: its checksum does not match")
-            found.append(text)
-        return found
-
-    def _blob(self, run_id: str, cell: Stored) -> str:
-        assert self._blobs is not None
-        try:
-            return self._blobs.read(run_id, str(cell.blob or ""))
-        except BlobLost as error:
-            raise CheckpointLost(run_id, cell.path, str(error)) from error
 
     async def _write(self, unit: Unit) -> Committed:
         outcome = await self._journal.commit(unit)
@@ -1499,38 +1438,6 @@ class _Recovering:
         return self._engine._in_background(work, run_id)
 
 
-# -- rows that nobody of ours has written ---------------------------------------------------------------
-
-
-def _info(row: RunRow, holder: Holder | None) -> RunInfo:
-    try:
-        return run_info(row, holder)
-    except UNREADABLE as error:
-        _explain(row.run_id, row_flaw(row), error)
-        raise
-
-
-def _event(run_id: str, record: Record) -> Event:
-    try:
-        return Event.of(run_id, record)
-    except UNREADABLE as error:
-        _explain(run_id, record_flaw(record), error)
-        raise
-
-
-def _explain(run_id: str, flaw: str | None, error: BaseException) -> None:
-    """Raise what is wrong with a stored run; without a flaw the error is a fault of ours."""
-    if flaw is not None:
-        raise _unreadable(run_id, flaw) from error
-
-
-def _unreadable(run_id: str, flaw: str) -> StoreError:
-    return StoreError(
-        f"run {run_id} cannot be read: {flaw}. Somebody else has written to the database, or it was damaged:"
-        " `dagresume doctor` says what is sound."
-    )
-
-
 # -- pieces ---------------------------------------------------------------------------------------------
 
 
@@ -1543,59 +1450,6 @@ def _check_key(key: str | None, window: float | None) -> None:
         raise InputError(f"key={str(key)[:40]!r}: a text of at most 1,000 characters, or None.")
     if window is not None and (isinstance(window, bool) or not window >= 0):
         raise InputError(f"window={window!r}: seconds, 0 or more, or None.")
-
-
-def _store(url: str, synchronous: Literal["full", "normal"], adopt: bool, clock: Clock) -> Store:
-    """Give the store a URL names; those beside SQLite come from the entry points `dagresume.stores`."""
-    if url == ":memory:":
-        return MemoryStore(clock=clock)
-    scheme, found, rest = url.partition("://")
-    if not found:
-        return SQLiteStore(url, synchronous=synchronous, adopt=adopt, clock=clock)
-    if scheme == "sqlite":
-        return SQLiteStore(
-            rest.removeprefix("/") or "dagresume.db", synchronous=synchronous, adopt=adopt, clock=clock
-        )
-    for point in entry_points(group="dagresume.stores", name=scheme):
-        made: Store = point.load()(url, synchronous=synchronous, clock=clock)
-        return made
-    raise DagresumeError(f"no store for {scheme}://…. Give a path, sqlite:///path or ':memory:'.")
-
-
-def _executor(name: str, concurrency: int) -> Executor:
-    if name == "loop":
-        return LoopExecutor()
-    if name == "thread":
-        return ThreadExecutor(concurrency)
-    if name == "process":
-        return ProcessExecutor()
-    for point in entry_points(group="dagresume.executors", name=name):
-        made: Executor = point.load()()
-        return made
-    raise DefinitionError(f"executor={name!r} is not installed: pip install 'dagresume[{name}]'")
-
-
-def _raise_if_bad(result: RunResult) -> None:
-    status, run_id = result.status, result.run_id
-    if status is RunStatus.ROLLED_BACK and result.reason == ASKED:
-        return
-    if status in {RunStatus.FAILED, RunStatus.ROLLED_BACK, RunStatus.ROLLING_BACK}:
-        advice = ""
-        if status is RunStatus.ROLLED_BACK:
-            advice = "What it had done is undone: mend the cause, then start a new run."
-        elif status is RunStatus.ROLLING_BACK:
-            advice = (
-                f"Not all of what it had done is undone: `dagresume rollback {run_id}` goes on with that."
-            )
-        error = RunFailed(run_id, result.failures, f"it failed ({result.reason})", advice)
-        cause = next((f.exception for f in result.failures.values() if f.exception is not None), None)
-        raise error from cause
-    if result.status is RunStatus.CANCELLED:
-        raise RunCancelled(result.run_id, "")
-    if result.status is RunStatus.INTERRUPTED and result.reason == "budget":
-        raise BudgetExceeded(result.run_id)
-    if result.status is RunStatus.INTERRUPTED:
-        raise RunInterrupted(result.run_id, result.reason or "interrupted")
 
 
 def _store_error(outcome: Outcome) -> BaseException:

@@ -11,10 +11,22 @@ from typing import Any, Final
 
 from dagresume import events as ev
 from dagresume.clock import to_datetime
-from dagresume.events import Record, RunStatus
-from dagresume.store import Loaded, LogLine, RunRow
+from dagresume.errors import StoreError
+from dagresume.events import Event, Record, RunStatus
+from dagresume.store import Holder, Loaded, LogLine, RunRow
+from dagresume.views import RunInfo, run_info
 
-__all__ = ["UNREADABLE", "line_flaw", "record_flaw", "row_flaw", "run_flaw"]
+__all__ = [
+    "UNREADABLE",
+    "explain",
+    "line_flaw",
+    "readable_event",
+    "readable_info",
+    "record_flaw",
+    "row_flaw",
+    "run_flaw",
+    "unreadable",
+]
 
 UNREADABLE: Final = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What reading goes wrong with where a row holds what we never write."""
@@ -212,3 +224,38 @@ def _is_node(node: Any) -> bool:
     if not isinstance(node, dict) or not {"id", "type", "parents"} <= node.keys():
         return False
     return _of_columns(node, _NODE) is None
+
+
+# -- reading all the same -------------------------------------------------------------------------------
+
+
+def readable_info(row: RunRow, holder: Holder | None) -> RunInfo:
+    """Give a run as people see it; StoreError if its row is none of ours."""
+    try:
+        return run_info(row, holder)
+    except UNREADABLE as error:
+        explain(row.run_id, row_flaw(row), error)
+        raise
+
+
+def readable_event(run_id: str, record: Record) -> Event:
+    """Give an event as people see it; StoreError if its row is none of ours."""
+    try:
+        return Event.of(run_id, record)
+    except UNREADABLE as error:
+        explain(run_id, record_flaw(record), error)
+        raise
+
+
+def explain(run_id: str, flaw: str | None, error: BaseException) -> None:
+    """Raise what is wrong with a stored run; without a flaw the error is a fault of ours."""
+    if flaw is not None:
+        raise unreadable(run_id, flaw) from error
+
+
+def unreadable(run_id: str, flaw: str) -> StoreError:
+    """Give the error of a stored run that cannot be read."""
+    return StoreError(
+        f"run {run_id} cannot be read: {flaw}. Somebody else has written to the database, or it was damaged:"
+        " `dagresume doctor` says what is sound."
+    )

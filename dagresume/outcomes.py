@@ -10,7 +10,8 @@ from typing import Any
 
 from dagresume import codec
 from dagresume import events as ev
-from dagresume.events import Record, Snapshot
+from dagresume.errors import BudgetExceeded, RunCancelled, RunFailed, RunInterrupted
+from dagresume.events import Record, RunStatus, Snapshot
 from dagresume.feeds import NULL, item_failure
 from dagresume.jobs import OPEN, Cells
 from dagresume.masks import Mask
@@ -21,10 +22,10 @@ from dagresume.program import Program
 from dagresume.results import Cell, Fetch, Lazily, Outputs, RunResult, Stats, Stored
 from dagresume.scheduler import Run
 from dagresume.store import Loaded
-from dagresume.undo import Rollback
+from dagresume.undo import ASKED, Rollback
 from dagresume.views import run_info, runs_function
 
-__all__ = ["live_result", "stored_result", "undone_result"]
+__all__ = ["live_result", "raise_if_bad", "stored_result", "undone_result"]
 
 
 def live_result(run: Run, fetch: Fetch, now: float) -> RunResult:
@@ -193,3 +194,27 @@ def _find(run: Run, path: str) -> tuple[Cell, codec.Types] | None:
         cell = run.root.former_items(prior) if "count" in prior.facts else Stored.of(prior)
     found = cell.cells if isinstance(cell, Cells) else cell
     return None if found is None else (found, vertex.types)
+
+
+def raise_if_bad(result: RunResult) -> None:
+    """Raise what it means that a run has not completed: RunFailed, RunCancelled, RunInterrupted."""
+    status, run_id = result.status, result.run_id
+    if status is RunStatus.ROLLED_BACK and result.reason == ASKED:
+        return
+    if status in {RunStatus.FAILED, RunStatus.ROLLED_BACK, RunStatus.ROLLING_BACK}:
+        advice = ""
+        if status is RunStatus.ROLLED_BACK:
+            advice = "What it had done is undone: mend the cause, then start a new run."
+        elif status is RunStatus.ROLLING_BACK:
+            advice = (
+                f"Not all of what it had done is undone: `dagresume rollback {run_id}` goes on with that."
+            )
+        error = RunFailed(run_id, result.failures, f"it failed ({result.reason})", advice)
+        cause = next((f.exception for f in result.failures.values() if f.exception is not None), None)
+        raise error from cause
+    if result.status is RunStatus.CANCELLED:
+        raise RunCancelled(result.run_id, "")
+    if result.status is RunStatus.INTERRUPTED and result.reason == "budget":
+        raise BudgetExceeded(result.run_id)
+    if result.status is RunStatus.INTERRUPTED:
+        raise RunInterrupted(result.run_id, result.reason or "interrupted")

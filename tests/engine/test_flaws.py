@@ -92,7 +92,8 @@ async def test_an_error_of_ours_is_not_called_a_flaw(home: Home, monkeypatch: py
     def wrong(*_: object, **__: object) -> None:
         raise KeyError("ours")
 
-    monkeypatch.setattr("dagresume.engine.run_info", wrong)
+    for module in ("engine", "flaws"):
+        monkeypatch.setattr(f"dagresume.{module}.run_info", wrong)
     async with home.engine() as engine:
         with pytest.raises(KeyError, match="ours"):
             await engine.get(run_id)

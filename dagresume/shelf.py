@@ -1,0 +1,92 @@
+"""What is stored of runs as values: outputs in the store or in blobs, inputs, and what of them is secret."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import anyio
+
+from dagresume import codec
+from dagresume.blobs import BlobLost, BlobStore
+from dagresume.errors import INPUTS, CheckpointLost
+from dagresume.events import RUN_CLAIMED, RUN_CREATED, Snapshot
+from dagresume.masks import NO_SECRETS, Mask
+from dagresume.results import Stored
+from dagresume.store import Loaded, Store
+
+__all__ = ["Shelf"]
+
+
+class Shelf:
+    """The stored values of an engine's runs. `blobs` None: there are no files, and nothing is spilled."""
+
+    def __init__(self, store: Store, blobs: BlobStore | None) -> None:
+        self._store, self._blobs = store, blobs
+
+    async def spill(self, run_id: str, text: str) -> str:
+        """Put a big text into a blob; gives its name once it is durable."""
+        assert self._blobs is not None
+        return await anyio.to_thread.run_sync(self._blobs.write, run_id, text)
+
+    async def fetch(self, run_id: str, cells: Sequence[Stored]) -> list[str]:
+        """Give packed outputs from the store and from blobs, their digests checked; CheckpointLost names the
+        path.
+        """
+        texts = await self._store.output([cell.seq for cell in cells if cell.blob is None])
+        if any(cell.blob is not None for cell in cells):
+            return await anyio.to_thread.run_sync(self._put_together, run_id, cells, texts)
+        return self._put_together(run_id, cells, texts)
+
+    def fetch_now(self, run_id: str, cells: Sequence[Stored]) -> list[str]:
+        """Do the same without an event loop, from any thread."""
+        texts = self._store.output_now([cell.seq for cell in cells if cell.blob is None])
+        return self._put_together(run_id, cells, texts)
+
+    def _put_together(self, run_id: str, cells: Sequence[Stored], texts: Sequence[str | None]) -> list[str]:
+        rest = iter(texts)
+        found: list[str] = []
+        for cell in cells:
+            text = next(rest) if cell.blob is None else self._blob(run_id, cell)
+            if text is None:
+                raise CheckpointLost(run_id, cell.path, "is missing")
+            if cell.digest and codec.digest(text) != cell.digest:
+                raise CheckpointLost(run_id, cell.path, "was altered: its checksum does not match")
+            found.append(text)
+        return found
+
+    def _blob(self, run_id: str, cell: Stored) -> str:
+        assert self._blobs is not None
+        try:
+            return self._blobs.read(run_id, str(cell.blob or ""))
+        except BlobLost as error:
+            raise CheckpointLost(run_id, cell.path, str(error)) from error
+
+    async def inputs(self, loaded: Loaded) -> dict[str, tuple[str, bytes]]:
+        """Give a stored run's inputs, each packed as it was, and the digests they were compared by."""
+        text, blob = _given(loaded)
+        if blob is not None:
+            (text,) = await self.fetch(loaded.row.run_id, [blob])
+        digests = loaded.records[0].facts.get("inputs", {}) if loaded.records else {}
+        packed = codec.members(text)
+        return {name: (value, bytes.fromhex(digests.get(name, ""))) for name, value in packed.items()}
+
+    def mask(self, loaded: Loaded, secrets: frozenset[str]) -> Mask:
+        """Give what hides the secrets of a stored run: those that it was driven with, and `secrets`. Its
+        inputs are read when something is to be hidden.
+        """
+        names = Snapshot(r for r in loaded.records if r.kind in {RUN_CREATED, RUN_CLAIMED}).secrets | secrets
+        return Mask(names, partial(self._packed_inputs, loaded)) if names else NO_SECRETS
+
+    def _packed_inputs(self, loaded: Loaded) -> dict[str, str]:
+        text, blob = _given(loaded)
+        if blob is not None:
+            (text,) = self.fetch_now(loaded.row.run_id, [blob])
+        return codec.members(text)
+
+
+def _given(loaded: Loaded) -> tuple[str, Stored | None]:
+    """Give the packed inputs of a run, or where they are."""
+    facts = loaded.records[0].facts if loaded.records else {}
+    blob = Stored(INPUTS, 0, b"", facts["inputs_blob"]) if "inputs_blob" in facts else None
+    return loaded.row.inputs or "{}", blob
