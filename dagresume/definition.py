@@ -7,7 +7,9 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from dagresume.codehash import code_hash
+from dagresume import codec
+from dagresume.codehash import UNKNOWN, code_hash
+from dagresume.errors import OutputNotSerializable
 from dagresume.policy import Retry
 from dagresume.store import Definition
 from dagresume.workflow import Approval, Loop, Sleep, WaitFor
@@ -15,7 +17,7 @@ from dagresume.workflow import Approval, Loop, Sleep, WaitFor
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from dagresume.workflow import Graph, Source
+    from dagresume.workflow import Graph, Node, Source
 
 __all__ = ["code_hashes", "describe", "describe_callable", "differences", "identity"]
 
@@ -177,16 +179,40 @@ def _shown(value: Any) -> str:
 
 
 def code_hashes(graph: Graph) -> dict[str, str]:
-    """Give the code hash of every node's function, by node id; of an inner workflow's as `outer/inner`."""
+    """Give the code hash of every node's function, by node id; of an inner workflow's as `outer/inner`.
+
+    What else decides about a node has one too: `node[when=]`, and a constant it receives: `node[parameter]`.
+    """
     return dict(_hashes(graph, "", {}))
 
 
+def _functions(node: Node) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Give a node's function, and those that decide about it, with what stands behind the id for them."""
+    until = node.what.until if isinstance(node.what, Loop) else None
+    more = {"when": node.when, "until": until, "reconcile": node.reconcile, "compensate": node.compensate}
+    if node.fn is not None:
+        yield "", node.fn
+    for name, fn in more.items():
+        if fn is not None:
+            yield f"[{name}=]", fn
+
+
+def _value_hash(value: Any) -> str:
+    try:
+        return codec.digest(codec.canonical(value)).hex()
+    except OutputNotSerializable:  # it is passed on as it is
+        return UNKNOWN
+
+
 def _hashes(graph: Graph, prefix: str, known: dict[int, str]) -> Iterator[tuple[str, str]]:
-    for node in graph.nodes:
-        if node.fn is not None:
-            found = known.get(id(node.fn))
+    for node, bindings in zip(graph.nodes, graph.bindings, strict=True):
+        for part, fn in _functions(node):
+            found = known.get(id(fn))
             if found is None:
-                found = known[id(node.fn)] = code_hash(node.fn)
-            yield prefix + node.id, found
+                found = known[id(fn)] = code_hash(fn)
+            yield prefix + node.id + part, found
+        for binding in bindings:
+            if binding.source.kind == "constant":
+                yield f"{prefix}{node.id}[{binding.parameter}]", _value_hash(binding.source.value)
         if node.workflow is not None:
             yield from _hashes(graph.inner[id(node.workflow)], f"{prefix}{node.id}/", known)

@@ -510,7 +510,8 @@ class Engine:
         error of the store about one run is that run's outcome ("failed"); the next call tries it again.
         """
         self._check_open()
-        return await self._sweep.run(wait)
+        with self._lent_slot():
+            return await self._sweep.run(wait)
 
     @_reads
     async def fork(
@@ -678,8 +679,7 @@ class Engine:
         `kinds`: only these, such as "execution.auto_resume.skipped".
         """
         self._check_open()
-        if run_id is not None:
-            await self._load(run_id)
+        number = 0 if run_id is None else (await self._load(run_id)).row.run
         while True:
             page = await self._store.tail(after, run_id=run_id, kinds=kinds)
             for of, record in page:
@@ -689,6 +689,14 @@ class Engine:
                 return
             if not page:
                 await anyio.sleep(POLL)
+                if run_id is not None:
+                    await self._check_there(run_id, number)
+
+    async def _check_there(self, run_id: str, number: int) -> None:
+        """Raise RunNotFound if a run was pruned meanwhile."""
+        found = await self._store.find(before=number + 1, limit=1)
+        if not found or found[0][0].run != number:
+            raise RunNotFound(run_id, self._store.name)
 
     async def logs(self, run_id: str, *, after: int = 0, limit: int = 1000) -> list[tuple[int, LogLine]]:
         """Give (number, line) of what the nodes of a run logged, in order, those after a number."""
@@ -857,6 +865,8 @@ class Engine:
     def _is_free(self, row: RunRow, window: float | None) -> bool:
         """Say whether the key of this run is free for a new one."""
         status = RunStatus(row.status)
+        if not row.holds_key:
+            return True  # a newer run had taken it, and was pruned
         if status is RunStatus.COMPLETED:
             age = (self._clock.now() - (row.finished_at or row.updated_at)) / 1e6
             return window is not None and age > window
@@ -1003,7 +1013,7 @@ class Engine:
             if loaded.row.status == RunStatus.ROLLING_BACK and asked.retry is None:
                 run = await self._undo(loaded, asked=asked)
                 continue
-            stands = snapshot.status is RunStatus.WAITING or asked.automatic
+            stands = snapshot.status is RunStatus.WAITING or (asked.automatic and not snapshot.status.final)
             if stands and snapshot.cancel_by is not None:
                 await self.cancel(run_id, snapshot.cancel_by)  # it came as the owner let go of the run
                 continue
@@ -1130,6 +1140,8 @@ class Engine:
     ) -> Committed | Refused:
         """Write the unit that makes or claims a run; from then on it is ours to attend."""
         self._check_open()  # it may have been closed while the store was asked
+        if run.run_id in self._runs:  # and somebody else here been quicker
+            raise RunLocked(run.run_id, "this process")
         opening = run.open(guard, records, definition)
         self._runs[run.run_id] = run
         try:
@@ -1138,16 +1150,21 @@ class Engine:
             run.stop(RUN_INTERRUPTED, "cancelled")
             if run.owned.run:
                 await to_its_end(self._attended(run))
-            self._runs.pop(run.run_id, None)
+            self._let_go(run)
             raise
         if isinstance(outcome, Committed):
             return outcome
-        self._runs.pop(run.run_id, None)
+        self._let_go(run)
         if isinstance(outcome, Refused):
             return outcome
         with contextlib.suppress(DagresumeError):  # then whoever comes upon it does
             await self._disown(run.run_id)
         raise _store_error(outcome)
+
+    def _let_go(self, run: Run | Rollback) -> None:
+        """Attend to a run no more."""
+        if self._runs.get(run.run_id) is run:
+            del self._runs[run.run_id]
 
     def _is_stray(self, row: RunRow, holder: Holder | None) -> bool:
         """Say whether a run is ours in the store and nobody here drives it: a commit that was reported to
@@ -1200,7 +1217,7 @@ class Engine:
 
     async def _attended(self, run: Run | Rollback) -> RunResult:
         await self._until_ended(run)
-        self._runs.pop(run.run_id, None)
+        self._let_go(run)
         undoing = run if isinstance(run, Rollback) else run.undoing
         if run.error is not None:
             if isinstance(run, Run) and undoing is None:

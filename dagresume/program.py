@@ -226,7 +226,7 @@ def audited(snapshot: Snapshot, asked: Asked, now: int) -> Iterator[Record]:
 def to_reset(program: Program, snapshot: Snapshot, asked: Asked) -> list[str]:
     """Give the paths that a person's word sets back, in the order they are known."""
     if asked.recovery is not None and asked.recovery.policy == "resume_from_start":
-        return [path for path, record in snapshot.paths.items() if record.kind not in {RESET, WITHDRAWN}]
+        return [path for path, record in snapshot.paths.items() if _starts_over(program, path, record)]
     if asked.code_changed:
         return _covered(snapshot, _reached(program, map(segments, other_code(program, snapshot)), asked))
     retry = program.path_of(asked.retry)
@@ -251,6 +251,15 @@ def _is_known_done(path: str, snapshot: Snapshot) -> bool:
     """Say whether a person has said that an uncertain path took effect, and what it gave."""
     word = resolution(path, snapshot.paths[path], snapshot)
     return word is not None and word.facts.get("failed") is None
+
+
+def _starts_over(program: Program, path: str, record: Record) -> bool:
+    """Say whether a path is set back when all starts over. What a person said, what came and the end of a
+    wait stay as they are.
+    """
+    vertex = program.body.at(path)
+    waits = vertex is not None and vertex.waits and not (vertex.is_map and not path.endswith("]"))
+    return record.kind not in {RESET, WITHDRAWN} and not waits
 
 
 def permitted(program: Program, snapshot: Snapshot, asked: Asked, reset: Iterable[str]) -> list[str]:

@@ -21,6 +21,7 @@ from dagresume.errors import (
     BudgetExceeded,
     DagresumeError,
     OwnershipError,
+    RunCancelled,
     StoreError,
     UncertainNode,
     VersionMismatch,
@@ -122,6 +123,13 @@ def _not_enabled(loaded: Loaded, snapshot: Snapshot, code: Code) -> Judgement | 
     if code.recovery.policy == "abort":
         return _no(loaded, "policy_abort", "its recovery policy is 'abort'")
     return None
+
+
+def _superseded(loaded: Loaded, snapshot: Snapshot, code: Code) -> Judgement | None:
+    """Whoever started a newer run of the key did not want this one any more."""
+    if loaded.row.key is None or loaded.row.holds_key:
+        return None
+    return _no(loaded, "superseded", f"a newer run has taken its key {loaded.row.key!r}")
 
 
 def _triggered(loaded: Loaded, snapshot: Snapshot, code: Code) -> Judgement | None:
@@ -234,6 +242,7 @@ def _undo_cut_off(code: Code, path: str, record: Record) -> bool:
 
 _RULES: Final[Sequence[Callable[[Loaded, Snapshot, Code], Judgement | None]]] = (
     _not_enabled,
+    _superseded,
     _triggered,
     _stopped_for_a_reason,
     _other_definition,
@@ -322,6 +331,8 @@ class Sweep:
         self, row: RunRow, holder: Holder | None, left: dict[str, tuple[Any, RecoveryOutcome]]
     ) -> _Seen | None:
         """See to one run; an error of the store is this run's alone."""
+        if row.status == RunStatus.PENDING and row.updated_at > self._engine.clock.now() - UNCLAIMED:
+            return None  # a fork, whose maker is about to claim it
         code = self._engine.code(row)
         mark = (
             row.status,
@@ -386,6 +397,8 @@ class Sweep:
             return outcome, await self._engine.take_up(row.run_id, asked)
         except OwnershipError:
             return None  # somebody was quicker
+        except RunCancelled as error:
+            return replace(outcome, action="cancelled", reason="cancelled", message=str(error)), None
         except DagresumeError as error:
             if isinstance(error, StoreError):
                 raise
@@ -419,7 +432,10 @@ class Sweep:
         return run_record(AUTO_RESUME_SKIPPED, self._engine.clock.now(), outcome.reason, **facts)
 
 
-STOPPED: Final = frozenset({RunStatus.RUNNING, RunStatus.INTERRUPTED, RunStatus.ROLLING_BACK})
+STOPPED: Final = frozenset(
+    {RunStatus.RUNNING, RunStatus.INTERRUPTED, RunStatus.ROLLING_BACK, RunStatus.PENDING}
+)
+UNCLAIMED: Final = 60_000_000  # microseconds after which a run that was made for a claim counts as left
 
 
 def _was_alive(loaded: Loaded) -> bool:

@@ -70,7 +70,7 @@ ATTACKS: dict[str, tuple[str, tuple[object, ...]]] = {
     "run id of controls": ("UPDATE dagresume_runs SET run_id = ?", (NASTY,)),
     "run status": ("UPDATE dagresume_runs SET status = ?", (NASTY,)),
     "run reason": ("UPDATE dagresume_runs SET reason = ?", (NASTY,)),
-    "run names": ("UPDATE dagresume_runs SET workflow = ?1, version = ?1, key = ?1, source = ?1", (NASTY,)),
+    "run names": ("UPDATE dagresume_runs SET workflow = ?, version = ?, key = ?, source = ?", (NASTY,) * 4),
     "run time": ("UPDATE dagresume_runs SET created_at = 'soon'", ()),
     "run time beyond all times": ("UPDATE dagresume_runs SET updated_at = ?", (1 << 62,)),
     "run inputs": ("UPDATE dagresume_runs SET inputs = ?", ("{",)),
@@ -137,7 +137,7 @@ ATTACKS: dict[str, tuple[str, tuple[object, ...]]] = {
         f"{EVENTS} data = ? WHERE path = 'b'", (json.dumps({"type": 5, "message": [], "traceback": {}}),)
     ),
     "question": (f"{EVENTS} data = ? WHERE path = 'ok'", (json.dumps({"prompt": NASTY, "due": "never"}),)),
-    "log": ("UPDATE dagresume_logs SET level = ?1, line = ?1, path = ?1", (NASTY,)),
+    "log": ("UPDATE dagresume_logs SET level = ?, line = ?, path = ?", (NASTY,) * 3),
     "log of other types": ("UPDATE dagresume_logs SET level = 5, line = x'00ff', path = 7, at = 'x'", ()),
     "output pickled": outputs({"$dr": "pickle", "v": PICKLED}),
     "output of a class": outputs({"$dr": "obj", "t": "subprocess:Popen", "v": {"args": ["touch", "pwned"]}}),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dagresume import Budget, Context, DagresumeError, Engine, Recovery, Retry, StoreError, Workflow
+from dagresume.clock import SystemClock
 from dagresume.sqlite import SQLiteStore
 from dagresume.store import Outcome, StoreFailed, Unit
 from dagresume.testing import StoreWrapper
@@ -372,3 +373,180 @@ async def create_without_an_answer() -> list[str]:
         (info,) = await engine.runs()
         told += [info.status, (await engine.run(wf, key="k")).status, str(len(await engine.runs()))]
         return told
+
+
+async def race(verb: str, big: bool = False) -> list[Any]:
+    """Two calls of this engine take up one failed run at once; then a third, while it is driven."""
+    wf, began, gate = Workflow("w", idempotent=True, recovery=ON), asyncio.Event(), asyncio.Event()
+    second, alive = asyncio.Event(), 0
+
+    @wf.node
+    async def a(text: str) -> int:
+        nonlocal alive
+        note("a")
+        if not began.is_set():
+            began.set()
+            raise ValueError("no")
+        alive += 1
+        second.set()
+        await gate.wait()
+        alive -= 1
+        return alive
+
+    async with Engine(DB, workflows=[wf], grace_seconds=0.1) as engine:
+        inputs = {"text": "x" * (200_000 if big else 1)}
+        run_id = (await engine.run(wf, inputs, key="k", raise_on_failure=False)).run_id
+
+        async def go() -> str:
+            try:
+                if verb == "run":
+                    return str((await engine.run(wf, inputs, key="k")).status)
+                return str((await getattr(engine, verb)(run_id)).status)
+            except DagresumeError as error:
+                return type(error).__name__
+
+        both = asyncio.gather(go(), go())
+        await second.wait()
+        third = await go()
+        assert (await engine.recover())[0].reason == "running_here"
+        gate.set()
+        return [sorted(await both), third, alive]
+
+
+async def cancelled_meanwhile() -> list[Any]:
+    """A run is cancelled between the decision to go on with it and the claim."""
+    wf = chain(times=1)
+    async with Engine(workflows=[wf], store=_Cancels(SQLiteStore(DB))) as engine:
+        async with asyncio.timeout(10):
+            outcomes = await engine.recover()
+        return [[o.action, o.reason] for o in outcomes]
+
+
+class _Cancels(StoreWrapper):
+    """Lets somebody else cancel the run that is about to be claimed."""
+
+    loads = 0
+
+    async def load(self, run_id: str) -> Any:
+        self.loads += 1
+        if self.loads == 2:
+            async with Engine(DB) as other:
+                await other.cancel(run_id, by="ann")
+        return await self.inner.load(run_id)
+
+
+async def pruned_successor() -> list[Any]:
+    """A newer run took the key of a run that stopped, completed, and was pruned."""
+    wf = chain(times=1)
+    async with Engine(DB, workflows=[wf]) as engine:
+        (old,) = await engine.runs()
+        await engine.run(wf, key="k", fresh=True)
+        first = [[o.action, o.reason] for o in await engine.recover()]
+        await engine.prune(older_than=0)
+        left = [info.run_id == old.run_id for info in await engine.runs()]
+        second = [[o.action, o.reason] for o in await engine.recover()]
+        again = await engine.run(wf, key="k")
+        return [first, left, second, again.run_id != old.run_id]
+
+
+def answered() -> Workflow:
+    """What came and what was said stays, also when all starts over."""
+    wf = Workflow("chain", idempotent=True, recovery=Recovery(auto_resume=True, policy="resume_from_start"))
+    wf.approval("ok", depends_on=[], prompt="go on?")
+    wf.wait_for("paid", "paid", depends_on=[])
+
+    @wf.node
+    async def b(ok: Any, paid: Any) -> Any:
+        dies("b")
+        return [ok["by"], paid]
+
+    return wf
+
+
+async def answer() -> None:
+    """Approve, send, and go on until the process dies."""
+    wf = answered()
+    async with Engine(DB, workflows=[wf]) as engine:
+        run_id = (await engine.run(wf, raise_on_failure=False)).run_id
+        await engine.decide(run_id, "ok", by="ann")
+        await engine.signal(run_id, "paid", {"id": 4711})
+        await engine.resume(run_id)
+
+
+def conditional(limit: int = 1) -> Workflow:
+    """A condition whose code differs with `limit`."""
+    wf = Workflow("chain", idempotent=True, recovery=ON)
+
+    @wf.node
+    async def b() -> int:
+        dies("b")
+        return 2
+
+    @wf.node(when=lambda b: b > limit)
+    async def pay(b: int) -> int:
+        note("pay")
+        return b
+
+    return wf
+
+
+async def fork_that_dies() -> None:
+    """The process dies between the making of a fork and its claim."""
+    wf = chain(times=0)
+    async with Engine(workflows=[wf], store=_DiesAtAClaim(SQLiteStore(DB))) as engine:
+        run_id = (await engine.run(wf)).run_id
+        await engine.fork(run_id, "c")
+
+
+class _DiesAtAClaim(StoreWrapper):
+    async def commit(self, units: Sequence[Unit]) -> list[Outcome]:
+        if any(record.kind == "run.claimed" for unit in units for record in unit.records):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return await self.inner.commit(units)
+
+
+async def recover_later(flow: str, how: Any = None) -> dict[str, Any]:
+    """Recover, an hour after all that is stored."""
+
+    class Later(SystemClock):
+        @staticmethod
+        def now() -> int:
+            return SystemClock.now() + 3_600_000_000
+
+    wf = globals()[flow](**how or {})
+    async with Engine(DB, workflows=[wf], clock=Later()) as engine:
+        return await _told(engine, await engine.recover())
+
+
+async def recover_in_a_body() -> list[Any]:
+    """A body looks after what stopped, with the only slot its own."""
+    inner, outer = chain(times=1), Workflow("outer")
+
+    @outer.node
+    async def look() -> int:
+        return len([o for o in await engine.recover() if o.action == "resumed"])
+
+    async with Engine(DB, workflows=[inner], concurrency=1) as engine:
+        async with asyncio.timeout(20):
+            return [(await engine.run(outer))["look"]]
+
+
+async def follow_a_pruned_run() -> str:
+    """Somebody follows the events of a run that is pruned."""
+    wf = chain(times=0)
+    async with Engine(DB, workflows=[wf]) as engine:
+        run_id = (await engine.run(wf)).run_id
+
+        async def follow() -> None:
+            async for _ in engine.events(run_id, follow=True):
+                pass
+
+        follower = asyncio.create_task(follow())
+        await asyncio.sleep(0.05)
+        await engine.prune(older_than=0)
+        try:
+            async with asyncio.timeout(10):
+                await follower
+        except DagresumeError as error:
+            return type(error).__name__
+        return "ended"

@@ -292,3 +292,63 @@ def test_a_run_without_a_process_is_shown_until_its_last_sign_of_life(stage: Sta
     stage.call("recover", flow="chain", how={"recovery": None})
     shown = stage.call("shown")
     assert shown["finished"] == shown["last"]
+
+
+# -- what a fresh pair of eyes has found ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("big", [False, True])
+@pytest.mark.parametrize("verb", ["run", "resume", "retry"])
+def test_two_that_take_up_a_run_at_once_leave_it_to_the_first(stage: Stage, verb: str, big: bool) -> None:
+    """B109, C4: the loser must not make the engine forget the run that the winner drives."""
+    both, third, alive = stage.call("race", verb=verb, big=big)
+    refused = "AlreadyRunning" if verb == "run" else "RunLocked"
+    assert both == sorted([refused, "completed"])
+    assert (third, alive) == (refused, 0)
+    assert stage.world == {"a": 2}
+
+
+def test_a_cancel_between_the_decision_and_the_claim_ends_it(stage: Stage) -> None:
+    stage.die(flow="chain")
+    assert stage.call("cancelled_meanwhile") == [["cancelled", "cancelled"]]
+    assert stage.world == {"a": 1, "b": 1}
+
+
+def test_a_run_whose_key_a_newer_one_took_stays_where_it_is(stage: Stage) -> None:
+    """C3: also when the newer one was pruned; its key is free then."""
+    stage.die(flow="chain", run={"key": "k"})
+    skipped = [["skipped", "superseded"]]
+    assert stage.call("pruned_successor") == [skipped, [True], skipped, True]
+
+
+def test_starting_over_keeps_what_people_said_and_what_came(stage: Stage) -> None:
+    stage.die("answer")
+    told = stage.call("recover", flow="answered")
+    assert only(told)[:2] == ("resumed", "resume_from_start")
+    assert only(told)[4] == "completed"
+
+
+def test_the_code_of_a_condition_counts_too(stage: Stage) -> None:
+    """R26."""
+    stage.die(flow="conditional")
+    found = only(stage.call("recover", flow="conditional", how={"limit": 5}))
+    assert found[:2] == ("skipped", "code_changed")
+    assert "pay[when=]" in found[2]
+    assert only(stage.call("recover", flow="conditional"))[4] == "completed"
+
+
+def test_a_fork_whose_maker_died_is_seen_to(stage: Stage) -> None:
+    stage.die("fork_that_dies")
+    assert stage.call("recover", flow="chain", how={"times": 0})["outcomes"] == []
+    told = stage.call("recover_later", flow="chain", how={"times": 0})
+    assert only(told)[0] == "resumed"
+    assert only(told)[4] == "completed"
+
+
+def test_a_body_that_recovers_lends_its_slot(stage: Stage) -> None:
+    stage.die(flow="chain")
+    assert stage.call("recover_in_a_body") == [1]
+
+
+def test_who_follows_a_run_hears_that_it_was_pruned(stage: Stage) -> None:
+    assert stage.call("follow_a_pruned_run") == "RunNotFound"

@@ -384,8 +384,10 @@ class EngineMachine(RuleBasedStateMachine):
     def _of_path(self, line: Line, known: dict[str, Line]) -> None:
         assert line.path is not None
         rest = self.resting.get(line.run_id)
-        # What an owner that was only thought dead writes comes after `run.revived`.
-        own = line.kind == "node.reset" or rest is None
+        # What an owner that was only thought dead writes comes after `run.revived`. Who cancels a run at rest
+        # takes it for that alone, and ends its waits.
+        waited = line.path in known and known[line.path].kind == "node.waiting"
+        own = line.kind == "node.reset" or rest is None or (line.kind == "node.cancelled" and waited)
         assert own, f"{line.kind} of {line.path} came after {rest}"
         node = SHAPES[self.on.row(line.run_id).workflow][line.path.partition("[")[0]]
         if line.kind == "node.completed" and node.what == "approval":
