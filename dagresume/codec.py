@@ -141,7 +141,13 @@ def unpack_many(texts: Sequence[str], types: Types = EMPTY) -> list[Any]:
 
 def members(text: str) -> dict[str, str]:
     """Give the members of a packed dict of plain string keys, each still packed, as they stand there."""
-    return {name: "".join(_encode(tree, 0)) for name, tree in _scan(text, 0)[0].items()}
+    try:
+        tree = _scan(text, 0)[0]
+    except (
+        StopIteration
+    ):  # so json's scanner says that nothing is there; in a coroutine it would mean its end
+        raise ValueError("not JSON") from None
+    return {name: "".join(_encode(value, 0)) for name, value in tree.items()}
 
 
 def digest(text: str) -> bytes:

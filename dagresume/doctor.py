@@ -28,6 +28,7 @@ from dagresume.clock import to_datetime
 from dagresume.errors import SchemaTooNew, StoreError
 from dagresume.events import RunStatus
 from dagresume.findings import Finding, Severity, in_bytes, note, problem, size_of, sound
+from dagresume.frames import look
 from dagresume.inventory import leftovers, outputs, owners_of, referred
 from dagresume.peek import Peek, peek
 from dagresume.places import Process, file_system, lock_holders, openers
@@ -200,14 +201,18 @@ def _content(looked: Peek) -> Iterator[Finding]:
         told = str(error).removeprefix(f"{place}: ").partition(". The file")[0]
         yield problem("database", place, f"{told}.", "Name the database with --db.")
         return
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         if schema.busy(error):
             raise
-        foreign = error.sqlite_errorcode == sqlite3.SQLITE_NOTADB
+        foreign = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_NOTADB
         told = "is no database, or its first bytes were overwritten." if foreign else f"is damaged: {error}."
         yield problem("database", place, told, "Name the database with --db, or restore a backup.")
         return
+    yield from _torn(place)
     if not version:
+        if size_of(f"{place}-wal"):
+            told = "no whole transaction can be read from the log, and all that was stored was in it."
+            yield problem("log", f"{place}-wal", told, _RESTORE)
         yield note("database", place, "holds no tables of dagresume yet. The first run makes them.")
         return
     for check in _CHECKS:
@@ -219,6 +224,25 @@ def _content(looked: Peek) -> Iterator[Finding]:
             about = check.__name__.strip("_").replace("_", " ")
             told = f"{about} could not be looked at: {type(error).__name__}: {error}."
             yield problem("integrity", place, told, _RESTORE)
+
+
+def _torn(place: str) -> Iterator[Finding]:
+    """What of the log is not read any more; while somebody has it open, it is being written."""
+    if openers(place):
+        return
+    log = look(place)
+    where = f"{place}-wal"
+    if log is not None and not log.sound:
+        told = "the log's header is damaged, so nothing that was in it is read."
+        yield problem("log", where, told, _RESTORE)
+    elif log is not None and log.lost_commits > 1:
+        told = (
+            f"a frame of the log is damaged: {log.lost_commits} transactions behind it are not read any more."
+        )
+        yield problem("log", where, told, _RESTORE)
+    elif log is not None and log.lost_commits:
+        told = "the last transaction in the log is not whole; if it was ever said to be durable, it is lost."
+        yield note("log", where, told)
 
 
 def _pages(looked: Peek) -> Iterator[Finding]:
@@ -261,7 +285,8 @@ def _projection(looked: Peek) -> Iterator[Finding]:
     for change in differences(conn):
         yield problem("projection", f"run {change.run_id}", f"{change}.", cure)
     last = "(SELECT max(seq) FROM dagresume_events)"  # it stays when its run goes: no seq is given twice
-    gone = f"seq < {last} AND run NOT IN (SELECT run FROM dagresume_runs)"
+    pruned = "SELECT 1 FROM dagresume_cursors WHERE name = 'forgetting:' || run"  # the next prune takes them
+    gone = f"seq < {last} AND run NOT IN (SELECT run FROM dagresume_runs) AND NOT EXISTS ({pruned})"
     stray = conn.execute(f"SELECT count(*) FROM dagresume_events WHERE {gone}").fetchone()[0]
     if stray:
         yield problem("projection", looked.path, f"{stray} events are of runs that are not there.", _RESTORE)

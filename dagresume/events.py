@@ -365,8 +365,8 @@ class Snapshot:
     begun. `states` holds what each path saved last, until it is run again after it had completed. `forgiven`:
     up to which attempt somebody answered for a path whose effect was not known, and where the call made once
     is kept that was asked about. `coded`: the code hashes the run was driven with, each with the seq from
-    which on. `recoveries`: how often somebody went on with it after it had stopped; `auto_resumes`: how often
-    in a row nobody had asked for that.
+    which on. `forked`: it was made for whoever claims it. `recoveries`: how often somebody went on with it
+    after it had stopped; `auto_resumes`: how often in a row nobody had asked for that.
     """
 
     __slots__ = (
@@ -380,6 +380,7 @@ class Snapshot:
         "counts",
         "decisions",
         "forgiven",
+        "forked",
         "fresh_seq",
         "generations",
         "last_seq",
@@ -412,6 +413,7 @@ class Snapshot:
         self.reason: str | None = None
         self.status_at = self.started_at = 0
         self.last_seq = self.fresh_seq = 0
+        self.forked = False
         self.claims = self.recoveries = self.auto_resumes = 0
         self.cancel_by: str | None = None
         self.decisions: dict[str, Record] = {}
@@ -506,6 +508,7 @@ class Snapshot:
             self._recount(record.facts)
         if record.kind == RUN_CREATED:
             self.started_at = record.at
+            self.forked = "forked_from" in record.facts
             self._set_rules(record.facts, record.seq or 0)
         elif record.kind == RUN_CLAIMED:
             facts = record.facts

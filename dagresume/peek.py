@@ -8,6 +8,7 @@ missing (and fails where it may not), and it deletes the log beside a file of 0 
   index, a mere cache in shared memory, may be put in order.
 - a log without its index (a copy, or a system that was switched off): nobody has the file open. The index is
   kept in our own memory and no lock is taken.
+- such a log of which nothing can be read: SQLite would delete it. It is left out, as SQLite would leave it.
 - no log, or an empty one: all there is stands in the file, which is read as one that nobody changes.
 
 In the last two, whoever begins to write meanwhile would be overlooked: `Peek.moved` says so, and one looks
@@ -22,6 +23,8 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+
+from dagresume.frames import look
 
 __all__ = ["Peek", "peek"]
 
@@ -51,7 +54,7 @@ def peek(path: str | os.PathLike[str]) -> Iterator[Peek]:
     locked = log is not None and index is not None
     if locked:
         options = "mode=ro"
-    elif log is not None and log[1]:
+    elif log is not None and log[1] and (held := look(place, until_commit=True)) and held.commits:
         options = "mode=ro" if os.name == "nt" else "mode=ro&vfs=unix-none"
     else:
         options = "mode=ro&immutable=1"

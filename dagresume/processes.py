@@ -347,7 +347,8 @@ def _serve(conn: Connection) -> None:
     requests: SimpleQueue[bytes | None] = SimpleQueue()
     busy = threading.Event()
     threading.Thread(target=_listen, args=(conn, requests, busy), name="dagresume-pipe", daemon=True).start()
-    conn.send_bytes(b"R")
+    with contextlib.suppress(OSError):  # the parent has died: what listens notices, and so we end
+        conn.send_bytes(b"R")
     while (request := requests.get()) is not None:
         _here = pipe = _Pipe(conn)
         message = _perform(request)

@@ -205,7 +205,8 @@ def counted(snapshot: Snapshot, asked: Asked) -> dict[str, int]:
         facts["auto_resumes"] = snapshot.auto_resumes + 1
     elif not asked.automatic and snapshot.auto_resumes:
         facts["auto_resumes"] = 0
-    if asked.automatic != "wake" and snapshot.status in _STOPPED:
+    begins = snapshot.forked and not snapshot.claims
+    if asked.automatic != "wake" and snapshot.status in _STOPPED and not begins:
         facts["recoveries"] = snapshot.recoveries + 1
     return facts
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import sqlite3
 import time
@@ -31,6 +32,7 @@ __all__ = [
     "migrate",
     "persist",
     "refuse_cut",
+    "refuse_read_only",
     "use_wal",
 ]
 
@@ -406,6 +408,15 @@ _MOUNTED_READ_ONLY: Final = (
     "its file system is mounted read-only",
     "Find out why in the system's log (dmesg), mount it writable, then resume the run.",
 )
+
+
+def refuse_read_only(path: str) -> None:
+    """Refuse a file that is there and cannot be written, before SQLite makes others of its kind beside it."""
+    for each in (path, f"{path}-wal", f"{path}-shm"):
+        if Path(each).is_file() and not os.access(each, os.W_OK):
+            name = shlex.quote(each)
+            advice = f"Change its permissions: chmod u+w {name}; or name another file with --db."
+            raise StoreReadOnly(path, f"{each} may not be written to", advice)
 
 
 def _why_not_opened(path: str) -> tuple[str, str]:

@@ -32,6 +32,7 @@ from dagresume.schema import (
     migrate,
     persist,
     refuse_cut,
+    refuse_read_only,
     use_wal,
 )
 from dagresume.sessions import closed
@@ -132,6 +133,7 @@ class SQLiteStore:
 
     async def _open(self, session: Session) -> None:
         refuse_cut(self._path)
+        refuse_read_only(self._path)
         connection, writer = await self._connect(
             self._path, self.connection_class, first=partial(make_private, self._path)
         )

@@ -113,6 +113,11 @@ class _Rules:
     def __init__(self, nodes: list[dict[str, Any]]) -> None:
         self._nodes = nodes
 
+    @property
+    def ids(self) -> frozenset[str]:
+        """The nodes of the workflow itself."""
+        return frozenset(node["id"] for node in self._nodes)
+
     def kept(self, paths: Iterable[str]) -> list[str]:
         """Leave out the pure ones, which are made again whenever somebody needs them."""
         return [path for path in paths if not self.node(path)["pure"]]
@@ -208,8 +213,19 @@ class Stage(_Theatre):
             if self.expected.violations:
                 return self.expected
         undisturbed = self.play(zygote, ())
+        undisturbed.violations += self._misnamed(undisturbed)
         self.expected = undisturbed
         return undisturbed
+
+    def _misnamed(self, undisturbed: Case) -> Iterator[str]:
+        """Say what was named and is not there: what is looked for in the wrong place is never found wrong."""
+        if self._effects is not None and not undisturbed.effects:
+            yield (
+                f"effects={self._effects!r}: the run that nothing happened to had no effect there. Name the"
+                " file in the working folder, or the function, that tells of each effect"
+            )
+        for name in sorted(self._varying - self._rules.ids):
+            yield f"varying: there is no node {name!r}"
 
     def play(self, zygote: Zygote, points: tuple[Point, ...]) -> Case:
         """Run to the first point, go on in a new process to the second, and so on to the end."""

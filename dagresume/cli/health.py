@@ -1,5 +1,6 @@
 """`dagresume doctor` and `dagresume backup`: is the database sound, and a copy of it. They need no code."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -92,6 +93,9 @@ def _tell(path: Path, findings: Sequence[Finding], here: Here) -> None:
     for kind, count in Counter(finding.kind for finding in findings).items():
         if count > MOST:
             say((f"  … {count - MOST} more of kind {kind}; --json lists all", "dim"))
+    if any(re.search("`dagresume (resume|retry|rollback) ", finding.cure) for finding in findings):
+        told = "resume, retry and rollback need the code of the runs: --app TARGET, or DAGRESUME_APP"
+        say((f"  ({told})", "dim"))
     wrong = sum(finding.severity is Severity.PROBLEM for finding in findings)
     if wrong:
         say((f"{clean(str(path))}: {counted(wrong, 'thing')} need{'s'[: wrong == 1]} you.", "bold"))

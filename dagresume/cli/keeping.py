@@ -24,17 +24,19 @@ __all__ = ["group"]
 
 group = commands()
 _UNITS: Final = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)|(0)")
 
 
 def term(option: str, text: str) -> timedelta:
-    """Give the time that a word means: 7d, 12h, 30m, 90s, 2w, or plain seconds."""
-    found = _DURATION.fullmatch(text.strip().lower())
+    """Give the time that a word means: 7d, 12h, 30m, 90s, 2w, or 0. Nothing is guessed: it says what is
+    deleted.
+    """
+    found = _DURATION.fullmatch(text.strip())
     unit = _UNITS.get(found[2] or "s") if found else None
     if found is None or unit is None:
         raise Problem(f"{option} {text!r}: a time as in 7d, 12h, 30m or 90s")
     try:
-        return timedelta(seconds=float(found[1]) * unit)
+        return timedelta(seconds=float(found[1] or 0) * unit)
     except OverflowError:
         raise Problem(f"{option} {text!r}: more than a thousand years ago") from None
 

@@ -35,7 +35,8 @@ def test_what_is_wrong_is_one_line_with_the_command_that_mends_it(ran: str, plac
     (place / "dagresume.db").rename(place / "runs.db")
     done = cli("doctor --db runs.db")
     assert done.code == 1
-    [line, last] = done.out.splitlines()
+    [line, hint, last] = done.out.splitlines()
+    assert "--app TARGET" in hint
     command = f"`dagresume retry {ran} --from 'score[1]' --db runs.db --app flow.py`"
     assert line.startswith(f"× run {ran}: the stored output of score[1] was altered")
     assert last == "runs.db: 1 thing needs you."

@@ -132,7 +132,7 @@ def test_what_cannot_be_meant_is_told_in_one_line(words: str, told: str, runs: l
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("7d", 604_800), ("12h", 43_200), ("30m", 1800), ("30 min", 1800), ("90s", 90), ("1.5h", 5400),
-     ("2W", 1_209_600), ("0", 0), (" 5 ", 5)],
+     ("2w", 1_209_600), ("0", 0), (" 0 ", 0)],
 )  # fmt: skip
 def test_times_are_read(text: str, seconds: float) -> None:
     assert term("--older-than", text).total_seconds() == seconds

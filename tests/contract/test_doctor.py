@@ -20,6 +20,7 @@ import pytest
 from dagresume import AlreadyRunning, Engine, RunLocked, StoreError, Workflow
 from dagresume import doctor as of_doctor
 from dagresume.doctor import Finding, Severity, examine, sound
+from dagresume.frames import look
 from dagresume.peek import Peek, peek
 from dagresume.rebuild import rebuild
 from dagresume.schema import VERSION, expected
@@ -88,6 +89,49 @@ def test_a_log_that_was_left_is_read_with_and_without_its_index(db: Path) -> Non
         assert (found.kind, run_id in found.cure) == ("run", True)
     Path(f"{db}-wal").unlink()
     assert [f.kind for f in problems(db)] != ["run"], "the log was not needed"
+
+
+async def left_log(db: Path) -> bytes:
+    """A database and the log that a process left which died: all that was stored is in it."""
+    die(db)
+    Path(f"{db}-shm").unlink(missing_ok=True)
+    return Path(f"{db}-wal").read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["header", "first frame", "cut", "noise"])
+async def test_a_log_of_which_nothing_can_be_read_is_told_of_and_kept(db: Path, damage: str) -> None:
+    """SQLite deletes such a log as it closes the file."""
+    log = bytearray(await left_log(db))
+    if damage == "header":
+        log[20] ^= 0xFF
+    elif damage == "first frame":
+        log[32 + 24 + 500] ^= 0xFF
+    elif damage == "cut":
+        del log[32 + 4120 * 2 :]
+    else:
+        log = bytearray(os.urandom(len(log)))
+    Path(f"{db}-wal").write_bytes(log)
+    assert {finding.kind for finding in problems(db)} == {"log"}
+    assert Path(f"{db}-wal").read_bytes() == log
+
+
+async def test_what_lies_behind_a_damaged_frame_of_the_log_is_counted(db: Path) -> None:
+    """A torn log: what was acknowledged behind the break is not read any more."""
+    log = bytearray(await left_log(db))
+    held = look(db)
+    assert held is not None
+    assert (held.sound, held.lost_commits) == (True, 0)
+    for whole in range(held.frames, 0, -1):
+        log[32 + 4120 * (whole - 1) + 24 + 5] ^= 0xFF
+        Path(f"{db}-wal").write_bytes(log)
+        torn = look(db)
+        assert torn is not None
+        assert torn.commits + torn.lost_commits == held.commits
+        assert torn.frames < whole
+        if torn.lost_commits > 1 and torn.commits:
+            break
+    found = [finding for finding in problems(db) if finding.kind == "log"]
+    assert f"{torn.lost_commits} transactions behind it are not read" in found[0].text
 
 
 async def test_who_begins_to_write_meanwhile_is_noticed(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:

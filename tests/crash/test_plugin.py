@@ -161,6 +161,12 @@ def test_typo(): ...
 @mark(17)
 def test_number(): ...
 
+@mark(wf, inputs={"to": "ann"}, effects="mail.log")
+def test_misspelt(): ...
+
+@mark(wf, inputs={"to": "ann"}, effects="mails.log", varying=["nosuch"])
+def test_no_node(): ...
+
 @mark(wf)
 def test_inputs(): ...
 
@@ -182,6 +188,8 @@ def test_vague(): ...
     assert "unexpected keyword argument 'effekts'" in said
     assert "is neither a Workflow nor a function that gives one" in said
     assert "needs the input 'to'" in said
+    assert "effects='mail.log': the run that nothing happened to had no effect there" in said
+    assert "varying: there is no node 'nosuch'" in said
     assert "the fixture kill_everywhere is for tests marked @pytest.mark.dagresume_kill_everywhere" in said
     assert "differ in the outputs of other. If they may, say so: varying=['other']" in said
 
