@@ -20,7 +20,7 @@ import pytest
 from dagresume import AlreadyRunning, Engine, RunLocked, StoreError, Workflow
 from dagresume import doctor as of_doctor
 from dagresume.doctor import Finding, Severity, examine, sound
-from dagresume.frames import look
+from dagresume.frames import Log, look
 from dagresume.peek import Peek, peek
 from dagresume.rebuild import rebuild
 from dagresume.schema import VERSION, expected
@@ -121,6 +121,7 @@ async def test_what_lies_behind_a_damaged_frame_of_the_log_is_counted(db: Path) 
     held = look(db)
     assert held is not None
     assert (held.sound, held.lost_commits) == (True, 0)
+    torn: Log | None = held
     for whole in range(held.frames, 0, -1):
         log[32 + 4120 * (whole - 1) + 24 + 5] ^= 0xFF
         Path(f"{db}-wal").write_bytes(log)
@@ -130,6 +131,7 @@ async def test_what_lies_behind_a_damaged_frame_of_the_log_is_counted(db: Path) 
         assert torn.frames < whole
         if torn.lost_commits > 1 and torn.commits:
             break
+    assert torn is not None
     found = [finding for finding in problems(db) if finding.kind == "log"]
     assert f"{torn.lost_commits} transactions behind it are not read" in found[0].text
 
