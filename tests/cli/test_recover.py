@@ -58,7 +58,7 @@ def test_the_audit_says_what_was_decided_and_can_be_filtered(cli: Cli, write: Wr
         cli("recover", "--app", "flow.py:nightly", "--app", "flow.py:mailer")
     kinds = [event["kind"] for event in cli("audit", "--json").json]
     assert kinds.count("run.created") == 2
-    assert kinds[-1] == "execution.auto_resume.skipped"
+    assert "execution.auto_resume.skipped" in kinds  # before or after the end of the one that goes on
     chosen = cli("audit", "--type", "execution.auto_resume", "--json").json
     assert [(event["kind"], event["data"]["attempt"]) for event in chosen] == [("execution.auto_resume", 1)]
     assert "attempt 1 of 3" in cli("audit").out
