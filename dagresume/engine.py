@@ -1067,10 +1067,10 @@ class Engine:
         program = self._program_of(loaded)
         self._check_same(loaded, program)
         to = program.id_of(to) if callable(to) else to
-        now = self._clock.now()
+        now, snapshot = self._clock.now(), Snapshot(loaded.records)
         records = [
-            opening(program.body, loaded, to, accept, now, counted(Snapshot(loaded.records), asked)),
-            *audited(Snapshot(loaded.records), asked, now),
+            opening(program.body, loaded, to, accept, now, counted(snapshot, asked)),
+            *audited(snapshot, asked, now),
         ]
         nobodys, context = Owned(0, self._session, 0), copy_context()
         mask = self._mask_of(loaded, program)

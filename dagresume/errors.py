@@ -405,7 +405,7 @@ class UncertainNode(RecoveryRefused):
     def __init__(self, run_id: str, paths: Sequence[str]) -> None:
         self.run_id, self.paths = run_id, tuple(paths)
         super().__init__(
-            f"run {run_id}: nobody knows whether {_listed(self.paths)} took effect (started, not known to"
+            f"run {run_id}: nobody knows whether {listed(self.paths)} took effect (started, not known to"
             f" have ended, not idempotent). Look, then say what it did: `dagresume resolve {run_id}"
             f" {self.paths[0]} --output … | --failed …`; or run it again: `dagresume retry {run_id}`; or give"
             " the node a reconcile= that can tell."
@@ -423,9 +423,9 @@ class Irreversible(RecoveryRefused):
         self.run_id, self.paths, self.uncertain = run_id, tuple(paths), tuple(uncertain)
         told = []
         if paths:
-            told.append(f"what {_listed(self.paths)} did cannot be undone (not idempotent, no compensate=)")
+            told.append(f"what {listed(self.paths)} did cannot be undone (not idempotent, no compensate=)")
         if uncertain:
-            told.append(f"nobody knows whether {_listed(self.uncertain)} took effect")
+            told.append(f"nobody knows whether {listed(self.uncertain)} took effect")
         super().__init__(
             f"run {run_id}: {', and '.join(told)}. Nothing was undone. To leave that as it is and undo the"
             f" rest: `dagresume rollback {run_id} --accept-irreversible` or"
@@ -540,7 +540,8 @@ class EngineClosed(DagresumeError):
         super().__init__("the engine is not open. Use it inside `async with Engine(…) as engine:`")
 
 
-def _listed(paths: Sequence[str]) -> str:
+def listed(paths: Sequence[str]) -> str:
+    """Give paths as a sentence names them: the first five, and how many more."""
     return ", ".join(paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
 
 

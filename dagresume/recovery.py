@@ -26,6 +26,7 @@ from dagresume.errors import (
     UncertainNode,
     VersionMismatch,
     WorkflowNotRegistered,
+    listed,
 )
 from dagresume.events import (
     AUTO_RESUME_SKIPPED,
@@ -171,7 +172,7 @@ def _waits_for_a_person(loaded: Loaded, snapshot: Snapshot, code: Code) -> Judge
     if not waiting:
         return None
     word = f"`dagresume approve {loaded.row.run_id} {waiting[0]}` (or reject), then"
-    return _no(loaded, "waiting_for_approval", f"{_listed(waiting)} waits for a person", waiting, word)
+    return _no(loaded, "waiting_for_approval", f"{listed(waiting)} waits for a person", waiting, word)
 
 
 def _is_decided(record: Record, snapshot: Snapshot) -> bool:
@@ -201,7 +202,7 @@ def _nodes(code: Code, found: set[str]) -> str:
     """Name nodes; "*" stands for those that are not listed."""
     if "*" in found:
         found = found - {"*"} | {v.id for v in code.program.rules if v.id not in code.program.codes}
-    return _listed(tuple(sorted(found)))
+    return listed(tuple(sorted(found)))
 
 
 def _exhausted(loaded: Loaded, snapshot: Snapshot, code: Code) -> Judgement | None:
@@ -224,7 +225,7 @@ def _may_have_taken_effect(loaded: Loaded, snapshot: Snapshot, code: Code) -> Ju
     if code.recovery.policy == "resume_from_start" and loaded.row.status != RunStatus.ROLLING_BACK:
         done = tuple(path for path, record in snapshot.paths.items() if _has_had_effect(code, path, record))
         if done:
-            told = f"to start over would repeat {_listed(done)} (not idempotent)"
+            told = f"to start over would repeat {listed(done)} (not idempotent)"
             return _no(loaded, "not_idempotent_completed", told, done)
     return None
 
@@ -256,10 +257,6 @@ def _no(loaded: Loaded, reason: str, why: str, paths: tuple[str, ...] = (), firs
     verb = "rollback" if loaded.row.status == RunStatus.ROLLING_BACK else "resume"
     cure = f"{first} `dagresume {verb} {loaded.row.run_id}` goes on with it".strip()
     return Judgement(False, reason, f"run {loaded.row.run_id}: {why}; {cure}", paths)
-
-
-def _listed(paths: Sequence[str]) -> str:
-    return ", ".join(paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
 
 
 # -- the sweep ------------------------------------------------------------------------------------------
