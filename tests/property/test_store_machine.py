@@ -24,6 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hypothesis.stateful import run_state_machine_as_test as play
 
 from dagresume import writer
+from dagresume.contracts import LEASE, SECOND, START, Clock
 from dagresume.events import Record, node_record, projection, run_record
 from dagresume.sessions import is_alive, this_session
 from dagresume.sqlite import SQLiteStore
@@ -49,8 +50,6 @@ from tests.property.store_model import Failed, Model
 
 STEPS, QUICK, MUTANT = 50_000, 900, 3_000
 STORY = 60
-START, SECOND = 1_796_000_000_000_000, 1_000_000
-LEASE = 30 * SECOND
 SLOTS = 3
 
 numbers = st.integers(0, 63)
@@ -62,25 +61,6 @@ DEFINITIONS = [
     Definition("w", version, version.encode(), f'{{"v": {version}}}', (("a", "function"),))
     for version in ("1", "2")
 ]
-
-
-class Clock:
-    """A wall clock that stands still until it is turned."""
-
-    def __init__(self) -> None:
-        self.time = START
-
-    def now(self) -> int:
-        return self.time
-
-    def monotonic(self) -> float:
-        return self.time / SECOND
-
-    async def sleep(self, seconds: float) -> None:
-        raise AssertionError("a store waits for nothing")
-
-    def call_later(self, seconds: float, call: Callable[..., object], *args: Any) -> Any:
-        raise AssertionError("a store waits for nothing")
 
 
 class Soul:
