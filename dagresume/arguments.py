@@ -13,18 +13,19 @@ from dagresume.errors import CheckpointLost, MutatedInput, NotLoadable
 from dagresume.executor import Call
 from dagresume.feeds import Feed
 from dagresume.jobs import Driver, Job, Raw
+from dagresume.planner import Vertex
 from dagresume.policy import NodeFailure, Settled, answer
 from dagresume.scopes import Scope
 from dagresume.workflow import Binding, Source
 
-__all__ = ["ask", "call", "check_shared", "context"]
+__all__ = ["ask", "call", "check_shared", "context", "plain"]
 
 
 def call(run: Driver, job: Job) -> Call:
     """Put the arguments together: fresh objects, decoded from what was committed (C7)."""
     vertex, by_name, fn = job.vertex, False, job.vertex.node.fn
     assert fn is not None
-    if vertex.only_parents is not None and (values := _all_plain(run, job, vertex.only_parents)) is not None:
+    if (values := plain(job.scope, vertex)) is not None:
         job.call = Call(fn, values, {}, None if vertex.pure else vertex.types, None, job.path)
         return job.call
     args: list[Any] = []
@@ -52,9 +53,26 @@ def call(run: Driver, job: Job) -> Call:
     return job.call
 
 
-def _all_plain(run: Driver, job: Job, parents: tuple[int, ...]) -> tuple[Any, ...] | None:
-    """Give the outputs of these parents, decoded in one go, if all of them are plain data at hand."""
-    out, rules = job.scope.out, job.scope.rules
+def plain(scope: Scope, vertex: Vertex) -> tuple[Any, ...] | None:
+    """Give the outputs of the parents, decoded in one go; None if they are not plain data at hand, or it
+    receives anything else.
+    """
+    parents = vertex.only_parents
+    if parents is None:
+        return None
+    if not parents:
+        return ()
+    alike = vertex.alike
+    if alike is not None and (shared := scope.given.get(alike)) is not None:
+        return shared
+    values = _decoded(scope, parents)
+    if alike is not None and values is not None and all(type(value) in codec.ATOMS for value in values):
+        scope.given[alike] = values  # nobody can change these: they need not be made anew
+    return values
+
+
+def _decoded(scope: Scope, parents: tuple[int, ...]) -> tuple[Any, ...] | None:
+    out, rules = scope.out, scope.rules
     texts = [out[p] for p in parents]
     for text, p in zip(texts, parents, strict=True):
         if type(text) is not str or rules[p].types is not codec.EMPTY:
@@ -123,7 +141,7 @@ def context(run: Driver, job: Job) -> Context:
     scope, vertex = job.scope, job.vertex
     skipped: frozenset[str] = frozenset()
     failures: dict[str, NodeFailure] = {}
-    if vertex.index in scope.bad:
+    if vertex.junction in scope.bad:
         rules = scope.rules
         skipped = frozenset(rules[p].id for p in vertex.parents if scope.state[p] == Settled.SKIPPED)
         failed = [rules[p] for p in vertex.parents if scope.state[p] == Settled.FAILED]

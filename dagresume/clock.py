@@ -43,9 +43,7 @@ class SystemClock:
     def now() -> int:
         return time.time_ns() // 1000
 
-    @staticmethod
-    def monotonic() -> float:
-        return time.monotonic()
+    monotonic = staticmethod(time.monotonic)
 
     @staticmethod
     async def sleep(seconds: float) -> None:

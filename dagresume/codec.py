@@ -42,13 +42,14 @@ from dagresume.kinds import TAGS, Form, loaded, twin
 from dagresume.policy import ItemFailure
 from dagresume.shapes import EMPTY, Shape, Types, known, name_of, register, shape_of, types_of
 
-__all__ = ["EMPTY", "Types", "register", "types_of"]  # of `shapes`
+__all__ = ["ATOMS", "EMPTY", "Types", "register", "types_of"]  # of `shapes`
 __all__ += ["canonical", "digest", "members", "pack", "plain", "unpack", "unpack_many"]
 
 _TAG = "$dr"
 _MARK = f'"{_TAG}":'
 _DEPTH = 200  # levels of containers; a level is up to 4 Python frames here and 3 of SQLite's 1000 JSON levels
-_ATOMS = frozenset({str, int, float, bool, NoneType})
+ATOMS: Final = frozenset({str, int, float, bool, NoneType})
+"""The types of plain values that cannot change."""
 
 _Encode = Callable[[Any, int], Iterable[str]]
 
@@ -71,7 +72,7 @@ def _is_plain(value: Any, room: int = _DEPTH) -> bool:
         value = value.values()
     for item in value:
         kind = type(item)
-        if kind not in _ATOMS and (
+        if kind not in ATOMS and (
             (kind is not dict and kind is not list) or not room or not _is_plain(item, room - 1)
         ):
             return False
@@ -81,7 +82,7 @@ def _is_plain(value: Any, room: int = _DEPTH) -> bool:
 def _written(value: Any, types: Types, encode: _Encode) -> str:
     kind = type(value)
     try:
-        if kind in _ATOMS or ((kind is dict or kind is list) and _is_plain(value)):
+        if kind in ATOMS or ((kind is dict or kind is list) and _is_plain(value)):
             text = "".join(encode(value, 0))
             if _MARK not in text and (text.isascii() or text.encode()):
                 return text

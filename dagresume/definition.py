@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dagresume import codec
 from dagresume.codehash import UNKNOWN, code_hash
 from dagresume.errors import OutputNotSerializable
+from dagresume.graphs import folded, unfolded
 from dagresume.policy import Retry
 from dagresume.store import Definition
 from dagresume.workflow import Approval, Loop, Sleep, WaitFor
@@ -42,9 +43,8 @@ def describe(graph: Graph) -> Definition:
     fingerprints.
     """
     told = _told(graph, False)
-    text = json.dumps(told, ensure_ascii=False, separators=(",", ":"), check_circular=False)
     kinds = tuple((node["id"], node["type"]) for node in told["nodes"])
-    return Definition(graph.workflow, graph.version, _identity(told), text, kinds)
+    return Definition(graph.workflow, graph.version, _identity(told), folded(told), kinds)
 
 
 def _told(graph: Graph, enclosing: bool) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def identity(text: str) -> bytes:
     """Give the definition hash of a stored definition (16 bytes): all of it but where the functions come
     from.
     """
-    return _identity(json.loads(text))
+    return _identity(unfolded(text))
 
 
 def _identity(told: Mapping[str, Any]) -> bytes:
@@ -146,7 +146,7 @@ def _source_told(graph: Graph, source: Source) -> str:
 
 def differences(before: str, after: str) -> list[str]:
     """Give what differs between two stored definitions, in words: nodes added, removed, options changed."""
-    return _graph_changes(json.loads(before), json.loads(after))
+    return _graph_changes(unfolded(before), unfolded(after))
 
 
 def _graph_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

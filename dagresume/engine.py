@@ -254,7 +254,7 @@ class Engine:
             self._concurrency,
             self._limits,
             self._clock,
-            full=lambda: self._journal.full,
+            full=self._journal.is_full,
             wake=self._start_soon,
             lapsed=self._lapsed,
         )

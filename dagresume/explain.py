@@ -4,7 +4,6 @@ definition, without any code.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -36,6 +35,7 @@ from dagresume.events import (
     names,
     segments,
 )
+from dagresume.graphs import unfolded
 from dagresume.store import Loaded
 from dagresume.workflow import nearest
 
@@ -101,7 +101,7 @@ def _sentence(step: Step) -> str:
 def explain(loaded: Loaded, path: str) -> Explanation:
     """Give the history of a path; DefinitionError if the run's definition has no such path."""
     path = normalize("NFC", path)
-    graph = json.loads(loaded.graph)
+    graph = unfolded(loaded.graph)
     received = _received(graph, path)
     _refuse_beyond(loaded, path)
     story = _Story(loaded.records, path, received)

@@ -364,7 +364,11 @@ class Feed:
         above.
         """
         scope, i, node = self.scope, self.vertex.index, self.vertex.node
-        if self.left or scope.left[i] or not (scope.state[i] == OPEN or i in scope.remaking):
+        if (
+            self.left
+            or scope.left[self.vertex.junction]
+            or not (scope.state[i] == OPEN or i in scope.remaking)
+        ):
             return
         joined = scope.joined(self.vertex)
         whole = not self.lost and joined is Join.RUN
@@ -390,7 +394,7 @@ class Feed:
             kind = ev.INTERRUPTED if uncertain else ev.WITHDRAWN
             reason = "uncertain" if uncertain else "upstream_failed"
             step.records.append(self._record(kind, ev.r5_word(kind) or "", reason, None))
-        if self.asks or (scope.bad.get(i) or [0] * 4)[Settled.OPEN_QUESTION]:
+        if self.asks or (scope.bad.get(self.vertex.junction) or [0] * 4)[Settled.OPEN_QUESTION]:
             how = Settled.OPEN_QUESTION
         if blocked and scope.state[i] == OPEN:
             scope.settle(i, how, step)

@@ -204,6 +204,9 @@ def _graph_flaw(text: str) -> str | None:
         nodes = body.get("nodes")
         if not isinstance(nodes, list) or not all(map(_is_node, nodes)):
             return "its definition holds what is no node"
+        whole = {node["id"] for node in nodes if "like" not in node}
+        if not all(node["like"] in whole for node in nodes if "like" in node):
+            return "its definition holds a node that is like none"
         if not isinstance(body.get("options"), dict) or not _is_text(body.get("version")):
             return "its definition has no version or no options"
         bodies += [node["body"] for node in nodes if "body" in node]
@@ -212,6 +215,7 @@ def _graph_flaw(text: str) -> str | None:
 
 _NODE: Final[Mapping[str, _Test]] = {
     **dict.fromkeys(("id", "type"), _is_text),
+    "like": _is_text,
     "parents": _list_of(_is_text),
     "parameters": _object_of(_is_text),
     "for_each": _object_of(_is_text),
@@ -221,7 +225,11 @@ _NODE: Final[Mapping[str, _Test]] = {
 
 
 def _is_node(node: Any) -> bool:
-    if not isinstance(node, dict) or not {"id", "type", "parents"} <= node.keys():
+    if (
+        not isinstance(node, dict)
+        or not {"id", "type"} <= node.keys()
+        or not {"parents", "like"} & node.keys()
+    ):
         return False
     return _of_columns(node, _NODE) is None
 

@@ -235,8 +235,8 @@ class Step(Entry):
     records: list[Record]
 
     def __init__(self, run: Driver, records: list[Record]) -> None:
-        super().__init__(run.owned, records)
-        self.run = run
+        self.guard, self.records, self.run = run.owned, records, run
+        self.definition, self.logs, self.sql, self.once = None, (), (), ()
         self.begins: list[Job] = []  # their start records are in it, their slots reserved
         self.opens: list[Source] = []  # ready as soon as it is durable
         self.arrivals: list[tuple[Any, int]] = []  # items of chained maps, likewise
@@ -322,7 +322,7 @@ class Job:
     gate: Gate | None
     feed: Any = None
     index: int | None = None
-    cells: list[Any] = field(default_factory=list)  # what it takes of each list
+    cells: list[Any] | tuple[()] = ()  # what it takes of each list
     attempt: int = 1
     tries: int = 1
     generation: int = 0

@@ -130,6 +130,8 @@ class Journal:
         """Rows appended and not yet durable."""
         self.batches = 0
         """Transactions begun so far."""
+        self.durable_at = 0.0
+        """When the last one had ended, by the monotonic clock."""
 
     # -- for those who write --------------------------------------------------------------------------
 
@@ -147,7 +149,7 @@ class Journal:
         self.waiting += len(entry.records)
         if quietly:
             self._start_timer()
-        else:
+        elif self._wake is not None:
             self._awake()
 
     async def commit(self, unit: Unit) -> Outcome:
@@ -168,9 +170,8 @@ class Journal:
         """
         return self._late.pop(late, late) is None
 
-    @property
-    def full(self) -> bool:
-        """Whether so much waits that nothing new should begin."""
+    def is_full(self) -> bool:
+        """Say whether so much waits that nothing new should begin."""
         return self.waiting >= 2 * MAX_ROWS
 
     @property
@@ -223,6 +224,7 @@ class Journal:
         return [StoreFailed(error)] * len(batch)
 
     def _deliver(self, batch: list[Entry], outcomes: Sequence[Outcome]) -> None:
+        self.durable_at = self._clock.monotonic()
         for entry, outcome in zip(batch, outcomes, strict=True):
             self.waiting -= len(entry.records)
             if entry.run is not None and isinstance(outcome, Refused | StoreFailed):
@@ -268,7 +270,7 @@ class Journal:
             batch.append(entry)
 
     def _awake(self) -> None:
-        wake = self._wake
+        wake, self._wake = self._wake, None
         if wake is not None and not wake.done():
             wake.set_result(None)
 

@@ -24,6 +24,7 @@ from dagresume.events import (
     node_record,
 )
 from dagresume.feeds import PASSED
+from dagresume.graphs import unfolded
 from dagresume.planner import uncertain
 from dagresume.program import Program
 from dagresume.results import Stored
@@ -47,10 +48,10 @@ def migrated(program: Program, snapshot: Snapshot, graph: str, migration: Migrat
 
     Raises DefinitionError for a migration that does not fit.
     """
-    old = json.loads(graph)
+    old = unfolded(graph)
     _check(program, old, migration)
     was = {node["id"]: node for node in old["nodes"]}
-    now_told = {node["id"]: node for node in json.loads(program.definition.graph)["nodes"]}
+    now_told = {node["id"]: node for node in unfolded(program.definition.graph)["nodes"]}
     work = _Work(program, snapshot, migration, old["nodes"], now)
     for id_, node in was.items():
         name = migration.rename.get(id_, id_)

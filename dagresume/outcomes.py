@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -13,6 +12,7 @@ from dagresume import events as ev
 from dagresume.errors import BudgetExceeded, RunCancelled, RunFailed, RunInterrupted
 from dagresume.events import Record, RunStatus, Snapshot
 from dagresume.feeds import NULL, item_failure
+from dagresume.graphs import unfolded
 from dagresume.jobs import OPEN, Cells
 from dagresume.masks import Mask
 from dagresume.observe import failure_of
@@ -56,7 +56,7 @@ def _ids(rules: Iterable[Vertex]) -> dict[int, str]:
 def stored_result(loaded: Loaded, program: Program | None, fetch: Fetch, mask: Mask) -> RunResult:
     """Give the result of a run from what is stored of it."""
     snapshot = Snapshot(loaded.records)
-    graph = json.loads(loaded.graph)
+    graph = unfolded(loaded.graph)
     types = {} if program is None else {v.id: v.types for v in program.rules}
     cells: dict[str, Cell] = {}
     parts: dict[str, list[str | Stored | None]] = {}

@@ -86,8 +86,12 @@ class Vertex:
     `salt` starts the fingerprint: the node's `version=` and the names of its parameters. `types` are the
     classes its output may hold. `received` says where each thing it receives comes from (of a map: the whole
     lists), `chained` are the parents whose items it takes one by one (the parent is a map itself).
-    `only_parents`: it receives the outputs of these, in order, and nothing else. `is_plain`: a function that
-    runs once, whatever it receives.
+    `only_parents`: it receives the outputs of these, in order, and nothing else. `alike` is the same number
+    for all vertices that receive the very same and have one fingerprint; None if there is no other.
+
+    `is_plain`: a function that runs once, whatever it receives. `pure`: its output is passed on and not
+    stored. `is_loop`: it runs in rounds. `waits`: for time, a person or a signal, and runs nothing. `direct`:
+    an async function that is awaited on the engine's loop, without a time limit.
     """
 
     index: int
@@ -106,18 +110,14 @@ class Vertex:
     value_parents: tuple[int, ...]
     source_parents: tuple[int, ...]
     only_parents: tuple[int, ...] | None
+    pure: bool
+    is_loop: bool
+    waits: bool
+    direct: bool
     is_plain: bool = False
     chained: frozenset[int] = frozenset()
-
-    @property
-    def is_loop(self) -> bool:
-        """Whether it runs in rounds."""
-        return isinstance(self.node.what, Loop)
-
-    @property
-    def waits(self) -> bool:
-        """Whether it waits for time, a person or a signal, and runs nothing."""
-        return isinstance(self.node.what, WAITS)
+    junction: int = 0
+    alike: int | None = None
 
     @property
     def runs_function(self) -> bool:
@@ -128,11 +128,6 @@ class Vertex:
     def reconcilable(self) -> bool:
         """Whether it can tell by itself what became of an attempt that nobody knows about."""
         return self.node.reconcile is not None
-
-    @property
-    def pure(self) -> bool:
-        """Whether its output is passed on and not stored."""
-        return not self.node.checkpoint
 
     @property
     def streams(self) -> bool:
@@ -146,10 +141,26 @@ class Vertex:
         return state.digest()[:16]  # type: ignore[no-any-return]
 
 
+@dataclass(slots=True, eq=False)
+class Junction:
+    """Vertices that have the same parents: their turn comes at once, so they are counted down together.
+
+    `chained` are those that may begin before, see `Vertex.streams`.
+    """
+
+    index: int
+    parents: tuple[int, ...]
+    vertices: list[Vertex] = field(default_factory=list)
+    chained: list[Vertex] = field(default_factory=list)
+
+
 class Body:
     """A graph as it is run: of a workflow, or of one inside a node. Paths inside a node start with its own.
 
-    `origins` are the lists that maps take one by one, `sinks` the vertices that nothing comes after.
+    `origins` are the lists that maps take one by one, `sinks` the vertices that nothing comes after. `below`
+    holds the junctions below each vertex: a layer that is joined to the whole one above it is a single one.
+    `limited` are the vertices that name a limit, here and in all bodies inside, `executors` what they name of
+    those.
     """
 
     def __init__(self, graph: Graph, enclosing: bool = False) -> None:
@@ -161,6 +172,13 @@ class Body:
         self.input_types = {name: codec.types_of(*hints) for name, hints in graph.inputs.items()}
         self.output = graph.output
         self.sinks = tuple(vertex.index for vertex in self.rules if not vertex.children)
+        self.junctions = _junctions(self.rules)
+        self.below: Sequence[Sequence[Junction]] = _below(self.rules, self.junctions)
+        self.degrees = [len(junction.parents) for junction in self.junctions]
+        everything = tuple(self.every())
+        self.limited = [vertex for vertex in everything if vertex.node.limit is not None]
+        self.executors = {vertex.node.executor for vertex in everything if vertex.node.executor is not None}
+        _mark_alike(self.rules)
 
     def at(self, path: str) -> Vertex | None:
         """Give the vertex that a path is one of; None if there is no such node."""
@@ -183,6 +201,39 @@ class Body:
             yield vertex
             if vertex.body is not None:
                 yield from vertex.body.every()
+
+
+def _junctions(rules: Sequence[Vertex]) -> list[Junction]:
+    found: dict[tuple[int, ...], Junction] = {}
+    for vertex in rules:
+        junction = found.get(vertex.parents)
+        if junction is None:
+            junction = found[vertex.parents] = Junction(len(found), vertex.parents)
+        vertex.junction = junction.index
+        junction.vertices.append(vertex)
+        if vertex.chained:
+            junction.chained.append(vertex)
+    return list(found.values())
+
+
+def _below(rules: Sequence[Vertex], junctions: Sequence[Junction]) -> list[list[Junction]]:
+    below: list[list[Junction]] = [[] for _ in rules]
+    for junction in junctions:
+        for parent in junction.parents:
+            below[parent].append(junction)
+    return below
+
+
+def _mark_alike(rules: Sequence[Vertex]) -> None:
+    """Number the vertices that receive the outputs of the same parents, as the same parameters."""
+    found: dict[tuple[Any, tuple[int, ...]], list[Vertex]] = {}
+    for vertex in rules:
+        if vertex.only_parents and vertex.is_plain:
+            found.setdefault((vertex.salt, vertex.only_parents), []).append(vertex)
+    for number, vertices in enumerate(found.values()):
+        if len(vertices) > 1:
+            for vertex in vertices:
+                vertex.alike = number
 
 
 def _vertices(graph: Graph, idempotent: bool) -> tuple[Vertex, ...]:
@@ -232,6 +283,13 @@ def _vertex(
         if node.for_each
         else frozenset(),
         only_parents=_only_parents(graph, i),
+        pure=not node.checkpoint,
+        is_loop=isinstance(node.what, Loop),
+        waits=isinstance(node.what, WAITS),
+        direct=node.fn is not None
+        and node.signature.asynchronous
+        and node.executor in {None, "loop"}
+        and node.timeout is None,
         is_plain=node.what is None and node.when is None and not node.for_each,
         value_parents=tuple({b.source.place: None for b in fed if b.source.kind == "parent"}),
         source_parents=tuple(

@@ -134,6 +134,11 @@ class Pool:
             self._ready.append(source)
 
     @property
+    def awaited(self) -> bool:
+        """Whether a slot is free and something waits for one."""
+        return bool(self._ready) and self.free > 0
+
+    @property
     def idle(self) -> bool:
         """Whether a slot is free and nobody waits for it."""
         return self.free > 0 and not self._ready and not self._full()

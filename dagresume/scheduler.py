@@ -11,6 +11,7 @@ import asyncio
 import contextvars
 import inspect
 import json
+import math
 from array import array
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -21,7 +22,7 @@ import anyio
 
 from dagresume import codec
 from dagresume import events as ev
-from dagresume.arguments import ask, check_shared, context
+from dagresume.arguments import ask, check_shared, context, plain
 from dagresume.arguments import call as arguments
 from dagresume.backoffs import Backoffs
 from dagresume.clock import Timer
@@ -35,8 +36,8 @@ from dagresume.errors import (
     TooManyAbandoned,
     WorkerDied,
 )
-from dagresume.events import Record, RunStatus, Snapshot
-from dagresume.executor import Call, Executor
+from dagresume.events import Record, RunStatus, Snapshot, new_record
+from dagresume.executor import Call, Executor, LoopExecutor
 from dagresume.feeds import Feed
 from dagresume.jobs import CURRENT, OPEN, Input, Job, Opening, Raw, Sealed, Services, Step
 from dagresume.latency import summary
@@ -105,6 +106,9 @@ class Run:
         self.run_id, self.workflow, self.snapshot, self.mask = run_id, workflow, snapshot, mask
         self.owned, self.claimed_at, self.poisoned = Owned(0, session, 0), 0, False
         self.loop, self.context = asyncio.get_running_loop(), contextvars.copy_context()
+        self.now = services.clock.now  # the wall clock in microseconds UTC
+        self._monotonic = services.clock.monotonic
+        self._spill_bytes = math.inf if services.spill_bytes is None else max(services.spill_bytes, 4)
         self.ended: asyncio.Future[None] = self.loop.create_future()
         self._is_open: asyncio.Future[bool] = self.loop.create_future()
         self.status = RunStatus.RUNNING
@@ -130,24 +134,21 @@ class Run:
         self._deadline: Timer | None = None
         self._last_call: asyncio.TimerHandle | None = None  # leaves bodies behind
         self._background: set[asyncio.Task[None]] = set()
+        self._on_loop = isinstance(services.executor("loop"), LoopExecutor)  # and nobody's own in its place
+        self._new_task = _maker_of_tasks(self.loop)
         self.todo: deque[tuple[Any, ...]] = deque()
         self._budget, self._on_failure, self._patience = budget, on_failure, patience
         self.used = dict(snapshot.used)
         self.desk, self.backoffs = Waits(self), Backoffs(self)
         self.notes = Notes(self)
         self._gates: dict[Vertex, Gate | None] = {}
-        for vertex in body.every():
-            if vertex.node.limit is not None:
-                self._gates[vertex] = services.pool.gate(vertex.node.limit, vertex.id)
-            if vertex.node.executor is not None:
-                services.executor(vertex.node.executor)  # one that is not installed is said now
+        for vertex in body.limited:
+            self._gates[vertex] = services.pool.gate(vertex.node.limit, vertex.id)
+        for executor in body.executors:
+            services.executor(executor)  # one that is not installed is said now
         self.root = Scope(
             self, body, {n: Input(*i, body.input_types.get(n, codec.EMPTY)) for n, i in inputs.items()}
         )
-
-    def now(self) -> int:
-        """Give the wall clock in microseconds UTC."""
-        return self.services.clock.now()
 
     def gate_of(self, vertex: Vertex) -> Gate | None:
         """Give the limit a vertex names, if it names one."""
@@ -187,11 +188,14 @@ class Run:
 
         `quietly`: it may wait for another one to ride with, unless something waits for it after all.
         """
-        self.advance(step)
+        if self.todo:
+            self.advance(step)
         if self.stopping is None:
             start_ready(self.services.pool, step)
-            self._ride(step)
-            self._conclude(step)
+            if step.opens or step.arrivals:
+                self._ride(step)
+            if not self.root.open:
+                self._conclude(step)
         if self.log_lines:
             step.logs = list(self.log_lines)
             self.log_lines.clear()
@@ -262,19 +266,19 @@ class Run:
     def delivered(self, step: Step, outcome: Outcome) -> None:
         """Learn what became of a unit: begin what it unlocked."""
         self._inflight -= 1
-        if not isinstance(outcome, Committed):
+        if type(outcome) is not Committed:
             for job in step.begins:
                 self._release(job)
             if not isinstance(outcome, SqlFailed):  # that is the failure of one attempt
                 self.not_written(outcome, step.records)
             return
-        self.count_commit()
+        journal = self.services.journal
+        if journal.batches != self._last_batch:
+            self.count_commit()
         if step.timed:
-            self.waits.append(self.services.clock.monotonic() - step.appended)
-        if self.stopping is None:
+            self.waits.append(journal.durable_at - step.appended)
+        if step.begins or step.opens or step.arrivals:
             self._begin(step)
-        elif step.begins:
-            self._withdraw(step)
         if step.ends is not None:
             self._finish(step.ends)
         elif not self.live:
@@ -288,8 +292,12 @@ class Run:
             self.commits += 1
 
     def _begin(self, step: Step) -> None:
+        if self.stopping is not None:
+            if step.begins:
+                self._withdraw(step)
+            return
         pool = self.services.pool
-        paused = [job for job in step.begins if job.gate is not None and job.gate.paused]
+        paused = self._gates and [job for job in step.begins if job.gate is not None and job.gate.paused]
         for job in step.begins:
             if not paused or job not in paused:
                 self.start(job)
@@ -336,7 +344,7 @@ class Run:
     def start(self, job: Job) -> None:
         """Begin a job whose slot is reserved and whose start record, if it needs one, is durable."""
         self.live.add(job)
-        job.task = self.loop.create_task(self._drive(job), context=self.context.copy())
+        job.task = self._new_task(self._drive(job), context=self.context.copy())
 
     async def _drive(self, job: Job) -> None:
         job.entered = True
@@ -352,6 +360,7 @@ class Run:
             self.error = self.error or error
             self.abort()
         finally:
+            job.task = None  # its context knows the job: a circle that only the collector would find
             self.live.discard(job)
             if not self.live:
                 self._check()
@@ -363,9 +372,7 @@ class Run:
             if job.asking:
                 self._answered(job, job.answered or ask(self, job))
                 return
-            call = arguments(self, job)
-            job.began = self.services.clock.monotonic()
-            result = await (self._reconcile(job, call) if job.reconcile else self._execute(job, call))
+            result = await self._run_of(job)
             if self.services.debug and isinstance(job.feed, Feed):
                 check_shared(self, job)
         except BaseException as error:
@@ -383,9 +390,8 @@ class Run:
             self._start_over(job)
             return
         took = job.took()
-        self._returned(
-            job, result, took, await self._shelve(job, result) if self._is_big(job, result) else None
-        )
+        big = not job.vertex.pure and len(result) > self._spill_bytes
+        self._returned(job, result, took, await self._shelve(job, result) if big else None)
 
     async def _prepare(self, job: Job) -> None:
         """Get what the job needs and what lies in the store."""
@@ -415,10 +421,6 @@ class Run:
             self._begin(step)
             start_ready(self.services.pool)
 
-    def _is_big(self, job: Job, result: Any) -> bool:
-        limit = self.services.spill_bytes
-        return not job.vertex.pure and limit is not None and len(result) > max(limit, len("null"))
-
     async def _shelve(self, job: Job, text: str) -> dict[str, Any]:
         """Put a big output into a blob."""
         try:
@@ -440,12 +442,38 @@ class Run:
                 if not work.cancelled():
                     return work.result()
 
-    async def _execute(self, job: Job, call: Call) -> Any:
+    def _run_of(self, job: Job) -> Coroutine[Any, Any, Any]:
+        if job.vertex.direct and self._on_loop and not job.reconcile:
+            return self._directly(job)
+        return self._by_call(job)
+
+    async def _directly(self, job: Job) -> Any:
+        """Await an async function right here: most nodes are no more than that."""
         vertex = job.vertex
+        given = plain(job.scope, vertex)
+        call = arguments(self, job) if given is None else None
+        job.began = self._monotonic()
+        self._note_start(job)
+        if call is None:
+            result = await vertex.node.fn(*given)  # type: ignore[misc]  # it has a function
+        else:
+            result = await call.fn(*call.args, **call.kwargs)
+        return result if vertex.pure else codec.pack(result, vertex.types)
+
+    async def _by_call(self, job: Job) -> Any:
+        call = arguments(self, job)
+        job.began = self._monotonic()
+        return await (self._reconcile(job, call) if job.reconcile else self._execute(job, call))
+
+    def _note_start(self, job: Job) -> None:
         if not job.repeats:
             self.executed.append(job.path)
-        if not (job.awaits_record or vertex.pure):
+        if not (job.awaits_record or job.vertex.pure):
             self.services.journal.later(job)
+
+    async def _execute(self, job: Job, call: Call) -> Any:
+        vertex = job.vertex
+        self._note_start(job)
         executor, timeout = self.services.executor(_executor_of(vertex)), vertex.node.timeout
         return await (executor.run(call) if timeout is None else self._timed(job, call, executor, timeout))
 
@@ -494,7 +522,9 @@ class Run:
             digest = codec.digest(result)
             blob = None if data is None else data.get("blob")
             cell = result if blob is None else Stored(job.path, 0, digest, blob)
-            step = Step(self, [Record(*head, digest, len(result), took, told, None if blob else result)])
+            step = Step(
+                self, [new_record((*head, digest, len(result), took, told, None if blob else result, None))]
+            )
             step.timed = True
         if self._verbose:
             log.debug(
@@ -1008,9 +1038,9 @@ def start_ready(pool: Pool, step: Step | None = None) -> None:
     """Start what may start now. Start records that must be durable first ride in `step`, or in a unit of
     their own.
     """
-    units: dict[Run, Step] = {}
-    if pool.halted:
+    if not pool.awaited or pool.halted:
         return
+    units: dict[Run, Step] = {}
     while (job := pool.next()) is not None:
         run: Run = job.run
         if not job.awaits_record:
@@ -1022,6 +1052,11 @@ def start_ready(pool: Pool, step: Step | None = None) -> None:
         unit.begins.append(job)
     for run, unit in units.items():
         run.hand_over(unit)
+
+
+def _maker_of_tasks(loop: asyncio.AbstractEventLoop) -> Callable[..., asyncio.Task[None]]:
+    """Give what makes a task: the application's own factory if it has set one."""
+    return partial(asyncio.Task, loop=loop) if loop.get_task_factory() is None else loop.create_task
 
 
 def _limit(job: Job, scope: anyio.CancelScope, timeout: float) -> None:

@@ -11,6 +11,7 @@ import json
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final
 
 from dagresume import codec
@@ -40,6 +41,8 @@ from dagresume.workflow import Source
 
 __all__ = ["Scope"]
 
+_NO_DIGEST: Final = bytes(16)
+_place: Final = attrgetter("index")
 _OUTSIDE: Final = -1  # in place of a vertex: the node that this graph is in waits for what is made again
 
 
@@ -56,11 +59,14 @@ class Scope:
         self.inputs, self._nest = inputs, nest
         self._input_digests = {name: given.digest for name, given in inputs.items()}
         rules = body.rules
-        self.left = [len(v.parents) for v in rules]
+        self.left = body.degrees.copy()  # of each junction: how many parents have not ended
+        self.bad: dict[int, list[int]] = {}  # of a junction: how many of them did not complete, by how
         self.state = bytearray([OPEN]) * len(rules)
         self.out: list[Any] = [None] * len(rules)
-        self.digests: list[bytes] = [bytes(16)] * len(rules)
-        self.bad: dict[int, list[int]] = {}  # of how many parents of a vertex did not complete, by how
+        self.digests: list[bytes] = [_NO_DIGEST] * len(rules)
+        self.away: set[int] = set()  # whose outputs may not be in memory
+        self.alike: dict[int, bytes] = {}  # by Vertex.alike: their fingerprint
+        self.given: dict[int, tuple[Any, ...]] = {}  # and what they receive, if they can share it
         self.feeds: dict[int, Feed] = {}
         self.streaming: dict[int, list[Feed]] = {}  # the maps that take the items of this one as they come
         self.remaking: dict[int, list[int]] = {}  # a pure vertex being made again: who waits for it
@@ -68,9 +74,9 @@ class Scope:
         self.lamed: set[int] = set()  # who waits for a pure vertex that could not be made again
         self.failed: set[int] = set()  # vertices that failed themselves, not for what is above them
         self.open = len(rules)
-        for vertex in rules:
-            if not vertex.parents:
-                run.todo.append((self._decide, vertex))
+        for junction in body.junctions:
+            if not junction.parents:
+                run.todo.append((self._decide_all, junction.vertices))
         if not rules and nest is not None:
             run.later(nest.ended)
 
@@ -79,24 +85,32 @@ class Scope:
         return Scope(self.run, body, inputs, prefix, nest)
 
     def settle(self, i: int, how: Settled, step: Step) -> None:
-        """Note how a vertex ended; children whose last parent it was become ready."""
+        """Note how a vertex ended; children whose last parent it was become ready, in the order of the
+        definition.
+        """
         self.state[i] = how
         self.open -= 1
         left = self.left
-        for child in self.rules[i].children:
-            left[child] -= 1
+        ready: list[Vertex] = []
+        for junction in self.body.below[i]:
+            left[junction.index] -= 1
             if how:
-                self.bad.setdefault(child, [0, 0, 0, 0])[how] += 1
-            if not left[child]:
-                self.run.todo.append((self._decide, self.rules[child]))
-            elif self.rules[child].chained:
-                self.run.later(self._try_streaming, self.rules[child])
+                self.bad.setdefault(junction.index, [0, 0, 0, 0])[how] += 1
+            if not left[junction.index]:
+                ready = sorted(ready + junction.vertices, key=_place) if ready else junction.vertices
+            else:
+                for child in junction.chained:
+                    self.run.later(self._try_streaming, child)
+        if ready:
+            self.run.todo.append((self._decide_all, ready))
         if not self.open and self._nest is not None:
             self.run.later(self._nest.ended)
 
     def complete(self, i: int, out: Any, digest: bytes, step: Step) -> None:
         """Note what a vertex gave."""
         self.out[i], self.digests[i] = out, digest
+        if type(out) is not str and (out is UNMADE or type(out) is Stored or type(out) is Cells):
+            self.away.add(i)
         if self.prefix and not self.rules[i].pure:
             self.run.inner[self.prefix + self.rules[i].id] = out
         if i in self.remaking:
@@ -150,16 +164,26 @@ class Scope:
 
     def fingerprint(self, vertex: Vertex) -> bytes:
         """Give the fingerprint of all that a vertex receives."""
-        if vertex.only_parents is not None:
-            digests = self.digests
-            return vertex.fingerprint([digests[p] for p in vertex.only_parents])
-        return vertex.fingerprint(map(self.part, vertex.received))
+        parents, alike = vertex.only_parents, vertex.alike
+        if parents is None:
+            return vertex.fingerprint(map(self.part, vertex.received))
+        if alike is not None and alike in self.alike:
+            return self.alike[alike]
+        digests = self.digests
+        fingerprint = vertex.fingerprint([digests[p] for p in parents])
+        if alike is not None:
+            self.alike[alike] = fingerprint
+        return fingerprint
 
     def path(self, vertex: Vertex) -> str:
         """Give the path of a vertex here."""
         return self.prefix + vertex.id
 
     # -- deciding -------------------------------------------------------------------------------------
+
+    def _decide_all(self, vertices: Sequence[Vertex], step: Step) -> None:
+        for vertex in vertices:
+            self._decide(vertex, step)
 
     def _decide(self, vertex: Vertex, step: Step) -> None:
         feed = self.feeds.get(vertex.index)
@@ -169,7 +193,7 @@ class Scope:
         verdict = self.joined(vertex)
         if verdict is Join.BLOCK:
             self._block(vertex, step)
-            asks = self.bad[vertex.index][Settled.OPEN_QUESTION]
+            asks = self.bad[vertex.junction][Settled.OPEN_QUESTION]
             self.settle(vertex.index, Settled.OPEN_QUESTION if asks else Settled.FAILED, step)
             return
         paths = self.run.snapshot.paths
@@ -205,7 +229,7 @@ class Scope:
 
     def joined(self, vertex: Vertex) -> Join:
         """Give what the join rule says; nothing runs below what a person has to speak about first."""
-        bad = self.bad.get(vertex.index)
+        bad = self.bad.get(vertex.junction)
         if bad is None and vertex.node.trigger != "any_failed":
             return Join.RUN
         _, skipped, failed, asks = bad or (0, 0, 0, 0)
@@ -375,7 +399,7 @@ class Scope:
     ) -> None:
         """Make a vertex ready. `asked`: its `when=` has said yes."""
         i = vertex.index
-        unmade = {p for p in vertex.source_parents if self.out[p] is UNMADE} if vertex.source_parents else ()
+        unmade = {p for p in vertex.source_parents if self.out[p] is UNMADE} if self.away else ()
         if unmade:
             self.lacking[i] = len(unmade)
             for parent in unmade:
@@ -480,13 +504,13 @@ class Scope:
         """Say whether something a vertex receives is not in memory: an output of an earlier process, or a big
         one.
         """
-        for parent in vertex.value_parents:
+        for parent in vertex.value_parents if self.away else ():
             out = self.out[parent]
             if type(out) is Stored or (type(out) is Cells and out.stored):
                 return True
         return bool(cells) and any(type(cell) is Stored for cell in cells)
 
-    async def load(self, vertex: Vertex, cells: list[Any]) -> None:
+    async def load(self, vertex: Vertex, cells: list[Any] | tuple[()]) -> None:
         """Read what a vertex receives and what lies in the store."""
         run, out = self.run, self.out
         for parent in vertex.value_parents:
@@ -496,7 +520,8 @@ class Scope:
             elif isinstance(cell, Cells) and cell.stored:
                 await self.load_cells(cell.cells)
                 cell.stored = False
-        await self.load_cells(cells)
+        if cells:
+            await self.load_cells(cells)
 
     async def load_cells(self, cells: list[Any]) -> None:
         """Read those of these outputs that lie in the store."""
@@ -628,7 +653,7 @@ class Scope:
     def _try_streaming(self, vertex: Vertex, step: Step) -> None:
         """Spread out a chained map before the maps above have ended, once all else that it needs is there."""
         i = vertex.index
-        if i in self.feeds or not vertex.streams or i in self.bad:
+        if i in self.feeds or not vertex.streams or vertex.junction in self.bad:
             return
         above = [self.feeds.get(p) for p in vertex.chained]
         if any(feed is None or feed.shifted for feed in above):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -24,6 +23,7 @@ from dagresume.events import (
     segments,
     status_of,
 )
+from dagresume.graphs import unfolded
 from dagresume.observe import failure_of
 from dagresume.policy import Join, NodeFailure, join
 from dagresume.store import Holder, Loaded, RunRow
@@ -123,7 +123,7 @@ def _nodes(loaded: Loaded, *, live: bool) -> dict[str, NodeInfo]:
     after.
     """
     snapshot = Snapshot(loaded.records)
-    graph = json.loads(loaded.graph)
+    graph = unfolded(loaded.graph)
     of: dict[str, list[str]] = {}
     for path in snapshot.paths:
         of.setdefault(segments(path)[0][0], []).append(path)
@@ -211,7 +211,7 @@ def _only_unhandled(
     """
     if loaded is None or not failures:
         return {}
-    graph = json.loads(loaded.graph)
+    graph = unfolded(loaded.graph)
     return {
         path: failure
         for path, failure in failures.items()

@@ -224,7 +224,9 @@ class Workflow:
         self._declared = None if inputs is None else dict(inputs)
         self._output = output
         self._nodes: dict[str, Node] = {}
+        self._inside: list[Workflow] = []
         self._graph: Graph | None = None
+        self._checked: Graph | None = None
         self.migrations: dict[str, Migration] = {}
         if (problem := _workflow_problem(self)) is not None:
             raise DefinitionError(f"workflow {name!r}: {problem}")
@@ -493,7 +495,9 @@ class Workflow:
     def compiled(self) -> Graph:
         """The checked graph of what is declared now; unchanged by what is declared later."""
         graph = self._compile(())
-        graph.check_pure()
+        if graph is not self._checked:
+            graph.check_pure()
+            self._checked = graph
         return graph
 
     def _compile(self, above: tuple[str, ...]) -> Graph:
@@ -501,8 +505,11 @@ class Workflow:
         if self.name in above:
             chain = " → ".join((*above[above.index(self.name) :], self.name))
             raise DefinitionError(f"workflow {self.name!r} contains itself: {chain}.")
-        nested = [node.workflow for node in self._nodes.values() if node.workflow is not None]
-        graphs = {id(wf): wf._compile((*above, self.name)) for wf in nested}
+        if self._graph is None:
+            self._inside = [node.workflow for node in self._nodes.values() if node.workflow is not None]
+        elif not self._inside:
+            return self._graph
+        graphs = {id(wf): wf._compile((*above, self.name)) for wf in self._inside}
         if self._graph is None or any(graphs[key] is not self._graph.inner[key] for key in graphs):
             self._graph = Graph(self, graphs)
         return self._graph
