@@ -43,7 +43,7 @@ from dagresume.policy import ItemFailure
 from dagresume.shapes import EMPTY, Shape, Types, known, name_of, register, shape_of, types_of
 
 __all__ = ["ATOMS", "EMPTY", "Types", "register", "types_of"]  # of `shapes`
-__all__ += ["canonical", "digest", "members", "pack", "plain", "unpack", "unpack_many"]
+__all__ += ["canonical", "digest", "digest_of", "members", "pack", "plain", "unpack", "unpack_many"]
 
 _TAG = "$dr"
 _MARK = f'"{_TAG}":'
@@ -154,6 +154,11 @@ def members(text: str) -> dict[str, str]:
 def digest(text: str) -> bytes:
     """Give 16 bytes that stand for a packed text."""
     return hashlib.sha256(text.encode()).digest()[:16]
+
+
+def digest_of(sha256: str) -> bytes:
+    """Give the digest of a text whose whole SHA-256 is known, in hexadecimal."""
+    return bytes.fromhex(sha256)[:16]
 
 
 # -- the tagged forms, written --------------------------------------------------------------------------

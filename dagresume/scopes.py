@@ -182,8 +182,13 @@ class Scope:
     # -- deciding -------------------------------------------------------------------------------------
 
     def _decide_all(self, vertices: Sequence[Vertex], step: Step) -> None:
+        known = self.run.snapshot.paths or self.bad or self.away or self.remaking
         for vertex in vertices:
-            self._decide(vertex, step)
+            if known or not vertex.is_plain or vertex.node.trigger == "any_failed":
+                self._decide(vertex, step)
+            else:  # nothing has been, nothing is amiss: there is nothing to decide
+                path, gate = self.prefix + vertex.id, self.run.gate_of(vertex)
+                step.opens.append(Job(self.run, self, vertex, path, self.fingerprint(vertex), gate))
 
     def _decide(self, vertex: Vertex, step: Step) -> None:
         feed = self.feeds.get(vertex.index)
