@@ -166,6 +166,14 @@ class Cells:
         self.digests = bytearray(16 * count)
         self.stored = False  # whether some lie in the store
 
+    @classmethod
+    def of(cls, found: list[Any], digests: Sequence[bytes]) -> Cells:
+        """Give those of a map that has ended."""
+        cells = cls(0)
+        cells.cells, cells.digests = found, bytearray(b"".join(digests))
+        cells.stored = any(type(cell) is Stored for cell in found)
+        return cells
+
     def __len__(self) -> int:
         return len(self.cells)
 

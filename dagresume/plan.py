@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Final, NamedTuple
 
 from dagresume import events as ev
+from dagresume.collector import paused
 from dagresume.events import Record, Snapshot
 from dagresume.planner import (
     AGAIN,
@@ -75,24 +75,28 @@ def plan(
     UTC, for waits. `before`: the records by path before a person set some of them back; `other_code`: the
     paths whose code is another now.
     """
-    found = _Foresight(body, snapshot, inputs, "", items, now).look()[1]
-    if before is None and not other_code:
-        return found
-    past = snapshot.paths if before is None else before
-    return [_told(body, snapshot, decision, past.get(decision.path), other_code) for decision in found]
+    with paused():
+        found = _Foresight(body, snapshot, inputs, "", items, now).look()[1]
+        if before is None and not other_code:
+            return found
+        past = snapshot.paths if before is None else before
+        return [_told(body, snapshot, decision, past.get(decision.path), other_code) for decision in found]
 
 
 def _told(
     body: Body, snapshot: Snapshot, decision: Decision, prior: Record | None, other_code: Collection[str]
 ) -> Decision:
     """Give a decision with what it means: how much the path took, whether its effect happens once more."""
-    path, vertex = decision.path, body.at(decision.path)
+    path = decision.path
+    if decision.action == "reuse" and path not in other_code and prior is snapshot.paths.get(path):
+        return decision  # nobody has touched it: there is no more to tell
+    vertex = body.at(path)
     done = decision_of(path, Verdict(Action(decision.action), decision.reason), prior)
     repeats = None
     if vertex is not None and not vertex.idempotent and is_body(vertex, path):
         repeats = _repeats(snapshot, decision, prior)
-    return replace(
-        decision, seconds=done.seconds, usage=done.usage, repeats=repeats, code_changed=path in other_code
+    return decision._replace(
+        seconds=done.seconds, usage=done.usage, repeats=repeats, code_changed=path in other_code
     )
 
 
@@ -387,11 +391,11 @@ class _Foresight:
     # -- maps -----------------------------------------------------------------------------------------
 
     def _map(self, vertex: Vertex, path: str, prior: Record | None, fingerprint: bytes) -> Foreseen:
-        counts = self._counts(vertex, path)
         if prior is not None and reuses(vertex, prior, fingerprint):
             counts = {Action.REUSE.value: self.snapshot.counts.get(path, 0)}
             own = decision_of(path, UNCHANGED, prior, counts)
             return _Outlook("completed", prior.digest), [own, *self._items(vertex, path, own)]
+        counts = self._counts(vertex, path)
         if _changed(prior, fingerprint):
             own = decision_of(
                 path,
@@ -424,11 +428,18 @@ class _Foresight:
 
     def _each(self, vertex: Vertex, path: str) -> Iterator[tuple[str, Verdict, Record | None]]:
         """Give each item of a map that was spread out before, with what its own last record says."""
-        kept, room = self._tolerated(vertex, path), _Room(vertex)
+        kept, room, paths = self._tolerated(vertex, path), _Room(vertex), self.snapshot.paths
         for k in range(self.snapshot.counts.get(path, 0)):
             item = f"{path}[{k}]"
-            record = self.snapshot.paths.get(item)
-            yield item, _TOLERATED if item in kept else room.take(self._item(vertex, item, record)), record
+            record = paths.get(item)
+            if record is not None and record.kind == ev.COMPLETED and vertex.body is None:
+                yield item, UNCHANGED, record  # an item receives what it did, or its map were another one
+            else:
+                yield (
+                    item,
+                    _TOLERATED if item in kept else room.take(self._item(vertex, item, record)),
+                    record,
+                )
 
     def _tolerated(self, vertex: Vertex, path: str) -> set[str]:
         """Give the items whose failure stays tolerated: those of a map that has not failed itself."""
@@ -623,7 +634,7 @@ def _changed(prior: Record | None, fingerprint: bytes) -> bool:
 
 def _after_others(decision: Decision) -> Decision:
     """What has no record inside a node that is entered later runs after what is above the node."""
-    return replace(decision, reason=UPSTREAM.reason) if decision.reason == NEW.reason else decision
+    return decision._replace(reason=UPSTREAM.reason) if decision.reason == NEW.reason else decision
 
 
 def _summed_up(inside: Iterable[Decision], *, new: bool) -> Verdict:

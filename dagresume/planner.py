@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from dagresume import codec
@@ -58,6 +59,9 @@ class Action(StrEnum):
     SKIP = "skip"
     WAIT = "wait"
     HOLD = "hold"
+
+
+_WORD: Final = {action: action.value for action in Action}
 
 
 class Verdict(NamedTuple):
@@ -444,8 +448,7 @@ def _is_settled(body: Body, path: str, snapshot: Snapshot) -> bool:
 # -- the plan -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """What a resume would do with one path, and why.
 
     `seconds` is what its last completed attempt took (what reusing it saves, or what running it again may
@@ -459,8 +462,8 @@ class Decision:
     action: str
     reason: str
     seconds: float | None = None
-    usage: Mapping[str, float] = field(default_factory=dict)
-    items: Mapping[str, int] = field(default_factory=dict)
+    usage: Mapping[str, float] = MappingProxyType({})
+    items: Mapping[str, int] = MappingProxyType({})
     repeats: str | None = None
     code_changed: bool = False
 
@@ -492,7 +495,9 @@ def decision_of(
     path: str, verdict: Verdict, prior: Record | None, items: Mapping[str, int] | None = None
 ) -> Decision:
     """Give the decision about a path, with what its last completed attempt took and used up."""
-    done = prior is not None and prior.kind == COMPLETED
-    seconds = prior.took / 1e6 if done and prior is not None and prior.took is not None else None
-    usage = prior.facts.get("usage", {}) if done and prior is not None else {}
-    return Decision(path, verdict.action.value, verdict.reason, seconds, usage, items or {})
+    seconds: float | None = None
+    usage: Mapping[str, float] = {}
+    if prior is not None and prior.kind == COMPLETED:
+        seconds = None if prior.took is None else prior.took / 1e6
+        usage = prior.facts.get("usage", {}) if prior.data is not None else {}
+    return Decision(path, _WORD[verdict.action], verdict.reason, seconds, usage, items or {})

@@ -376,20 +376,21 @@ class Scope:
 
     def former_items(self, prior: Record) -> Cells:
         """Give where the outputs of a completed map's items lie."""
-        cells = Cells(prior.facts["count"])
-        for k in range(len(cells)):
-            path = f"{prior.path}[{k}]"
-            record = self.run.snapshot.paths.get(path)
+        map_, paths = prior.path, self.run.snapshot.paths
+        found: list[Any] = []
+        digests: list[bytes] = []
+        for k in range(prior.facts["count"]):
+            record = paths.get(f"{map_}[{k}]")
             if record is None:
-                raise CheckpointLost(self.run.run_id, path, "is missing")
+                raise CheckpointLost(self.run.run_id, f"{map_}[{k}]", "is missing")
             if record.kind == ev.COMPLETED:
-                cells.put(k, cell_of(record), record.digest or bytes(16))
-            elif record.kind == ev.SKIPPED:
-                cells.put(k, NULL, NULL_DIGEST)
+                found.append(cell_of(record))
+                digests.append(record.digest or _NO_DIGEST)
             else:
-                text = item_failure(failure_of(record))
-                cells.put(k, text, codec.digest(text))
-        return cells
+                text = NULL if record.kind == ev.SKIPPED else item_failure(failure_of(record))
+                found.append(text)
+                digests.append(codec.digest(text))
+        return Cells.of(found, digests)
 
     # -- making ready ---------------------------------------------------------------------------------
 
@@ -518,11 +519,14 @@ class Scope:
     async def load(self, vertex: Vertex, cells: list[Any] | tuple[()]) -> None:
         """Read what a vertex receives and what lies in the store."""
         run, out = self.run, self.out
+        missing = [parent for parent in vertex.value_parents if isinstance(out[parent], Stored)]
+        if missing:
+            texts = await run.services.fetch(run.run_id, [out[parent] for parent in missing])
+            for parent, text in zip(missing, texts, strict=True):
+                out[parent] = text
         for parent in vertex.value_parents:
             cell = out[parent]
-            if isinstance(cell, Stored):
-                (out[parent],) = await run.services.fetch(run.run_id, [cell])
-            elif isinstance(cell, Cells) and cell.stored:
+            if isinstance(cell, Cells) and cell.stored:
                 await self.load_cells(cell.cells)
                 cell.stored = False
         if cells:

@@ -19,8 +19,10 @@ import aiosqlite
 import anyio
 
 from dagresume import forks
+from dagresume.codec import digest
+from dagresume.collector import paused
 from dagresume.errors import StoreError
-from dagresume.events import Record, r5_word
+from dagresume.events import Record, new_record, r5_word
 from dagresume.forgetting import foresee, forget
 from dagresume.observe import log
 from dagresume.places import file_system
@@ -63,6 +65,8 @@ T = TypeVar("T")
 _TIMEOUT: Final = 5.0
 _RUN_COLUMNS: Final = ", ".join(RunRow._fields)
 _SESSION: Final = ", ".join(Session._fields)
+_IS_SMALL: Final = "size <= 128 AND typeof(output) = 'text'"
+"""Of an output that is read with its record: a resume is likely to need it."""
 _RECORD: Final = f"{EVENT_COLUMNS.removesuffix(', output')}, NULL, seq"
 """The columns of a `Record` without its output, whose pages a reader of the journal never touches."""
 
@@ -340,13 +344,14 @@ class SQLiteStore:
         row = RunRow(*found)
         # A list of row numbers comes sorted: in order without sorting the rows.
         which = "seq IN (SELECT seq FROM dagresume_events WHERE run = ?)"
-        records = conn.execute(
-            f"SELECT {_RECORD} FROM dagresume_events WHERE {which} ORDER BY seq", [row.run]
-        )
+        try:
+            records = _records(conn, which, row.run, f"CASE WHEN {_IS_SMALL} THEN output END")
+        except (sqlite3.OperationalError, UnicodeDecodeError):
+            records = _records(conn, which, row.run, "NULL")  # whoever needs the one that is broken finds out
         graphs = "SELECT graph FROM dagresume_definitions WHERE definition = ?"
         graph = conn.execute(graphs, [row.definition]).fetchone()
         owner = holder(conn, row.owner, self._clock)
-        return Loaded(row, list(map(Record._make, records)), graph[0] if graph else "", owner)
+        return Loaded(row, records, graph[0] if graph else "", owner)
 
     async def find(
         self,
@@ -462,6 +467,21 @@ def _tailed(conn: sqlite3.Connection, where: str, values: Sequence[Any]) -> list
         f" ON r.run = e.run WHERE {where} ORDER BY seq LIMIT ?"
     )
     return [(row[0], Record._make(row[1:])) for row in conn.execute(sql, values)]
+
+
+def _records(conn: sqlite3.Connection, which: str, run: int, output: str) -> list[Record]:
+    """Give the records of a run in order, each with the output that this expression gives, if it is sound."""
+    columns = _RECORD.replace("NULL", output)
+    sql = f"SELECT {columns} FROM dagresume_events WHERE {which} ORDER BY seq"
+    with paused():
+        return [
+            record if record.output is None or digest(record.output) == record.digest else _bare(record)
+            for record in map(new_record, conn.execute(sql, [run]))
+        ]
+
+
+def _bare(record: Record) -> Record:
+    return record._replace(output=None)
 
 
 def _outputs(seqs: Sequence[int], conn: sqlite3.Connection) -> list[str | None]:

@@ -303,7 +303,11 @@ class CommitCancelled(asyncio.CancelledError):
 
 
 class Loaded(NamedTuple):
-    """A run as it is stored: its row, its journal without the outputs, its definition's JSON, who owns it."""
+    """A run as it is stored: its row, its journal, its definition's JSON, who owns it.
+
+    The records come without their outputs. A store may leave small ones in, of which it has seen that they
+    are what their digests say.
+    """
 
     row: RunRow
     records: list[Record]
