@@ -69,6 +69,10 @@ COMMANDS: Final = {
     ),
     "doctor": ("health", "Look at a database in any state: what is wrong, where, and what mends it."),
     "backup": ("health", "Copy a database with its files while it is in use."),
+    "bench": (
+        "bench",
+        "Measure what durability costs on your disk: a commit, a chain, a fan-out, and how long results wait.",
+    ),
     "demo": ("demo", "See it survive: screen 200 résumés, kill the process, look at the plan, go on."),
 }
 """Command → its module and the first sentence of its help, which is shown without importing the module."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dagresume.views import RunInfo
     from dagresume.workflow import Workflow
 
-__all__ = ["file_of", "finished", "opened", "resolve", "work"]
+__all__ = ["file_of", "finished", "mode_of", "opened", "resolve", "work"]
 
 T = TypeVar("T")
 GRACE: Final = 3.0
@@ -64,9 +64,7 @@ async def opened(
         _must_exist(db)
     if run is not None:
         _must_be_there(run, db)
-    if synchronous not in {"full", "normal"}:
-        raise Problem(f"--synchronous {synchronous!r}: full or normal")
-    mode: Literal["full", "normal"] = "normal" if synchronous == "normal" else "full"
+    mode = mode_of(synchronous)
     heard()
     engine = Engine(
         db,
@@ -78,6 +76,13 @@ async def opened(
     )
     async with engine:
         yield engine
+
+
+def mode_of(synchronous: str) -> Literal["full", "normal"]:
+    """Give what --synchronous means; a Problem if it means nothing."""
+    if synchronous not in {"full", "normal"}:
+        raise Problem(f"--synchronous {synchronous!r}: full or normal")
+    return "normal" if synchronous == "normal" else "full"
 
 
 def file_of(db: str) -> Path | None:
