@@ -10,7 +10,8 @@ registered (which checks it): storing its definition, the nodes, the end of the 
 definition is stored already, is told beside it. Durable rows of both are counted afterwards, in the closed
 database.
 
-The other benchmarks take their rounds and baselines from here.
+The other benchmarks take their rounds and baselines from here; what `dagresume bench` measures too is in
+`dagresume.bench`.
 """
 
 import argparse
@@ -31,11 +32,19 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import networkx as nx
 
-from dagresume import Engine, RunResult, Workflow
-
-MEMORY_SPEED = 20.0  # µs: no disk is that quick to write through
+from dagresume import Workflow
+from dagresume.bench import (
+    MEMORY_SPEED,
+    Spread,
+    Waits,
+    chain,
+    drive,
+    first,
+    raw_commits,
+    step,
+    sync_cost,
+)
 
 
 @dataclass(frozen=True)
@@ -47,22 +56,12 @@ class Sample:
 
 
 Contender = Callable[[Path], Sample]
+CAREFUL = "dagresume, not idempotent"
 
 
-@dataclass(frozen=True)
-class Spread:
-    """The middle of several rounds, and how far apart they were."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: list[float]) -> "Spread":
-        return cls(statistics.median(values), min(values), max(values))
-
-    def __str__(self) -> str:
-        return f"{self.median:9.2f}  [{self.low:.2f} .. {self.high:.2f}]"
+def shown(spread: Spread) -> str:
+    """Give a spread as a column of a report."""
+    return f"{spread.median:9.2f}  [{spread.low:.2f} .. {spread.high:.2f}]"
 
 
 @dataclass(frozen=True)
@@ -74,13 +73,18 @@ class Report:
     microseconds: dict[str, Spread]
     ratios: dict[str, Spread]  # of pairs from one round
     facts: dict[str, dict[str, Spread]]
+    samples: dict[str, list[Sample]]  # round by round
+
+    def each(self, name: str, fact: str = "") -> list[float]:
+        """Give the microseconds, or a fact, of a contender in each round."""
+        return [sample.facts[fact] if fact else sample.microseconds for sample in self.samples[name]]
 
     def show(self) -> None:
         print(f"\n{self.title}: {self.nodes:,} nodes, µs per node, median [lowest .. highest]")
         for name, spread in self.microseconds.items():
-            print(f"  {name:<50}{spread}")
+            print(f"  {name:<50}{shown(spread)}")
         for name, spread in self.ratios.items():
-            print(f"  {name:<50}{spread} ×")
+            print(f"  {name:<50}{shown(spread)} ×")
         for name, facts in self.facts.items():
             told = "   ".join(f"{fact} {spread.median:,.6g}" for fact, spread in facts.items())
             print(f"  {name:<50}{told}")
@@ -95,13 +99,19 @@ def compare(
     rounds: int,
     folder: Path,
 ) -> Report:
-    """Let each contender run once in every round, in an empty folder; a first round warms up, uncounted."""
+    """Let each contender run once in every round, in an empty folder; a first round warms up, uncounted.
+
+    Who begins changes from round to round, and what the one before has written reaches the disk first.
+    """
     samples: dict[str, list[Sample]] = {name: [] for name in contenders}
+    names = list(contenders)
     for number in range(rounds + 1):
-        for name, contender in contenders.items():
+        begin = number % len(names)
+        for name in (*names[begin:], *names[:begin]):
             with tempfile.TemporaryDirectory(dir=folder, prefix=".bench-") as empty:
                 gc.collect()
-                sample = contender(Path(empty))
+                os.sync()
+                sample = contenders[name](Path(empty))
             if number:
                 samples[name].append(sample)
     times = {name: [sample.microseconds for sample in taken] for name, taken in samples.items()}
@@ -118,6 +128,7 @@ def compare(
             for name, taken in samples.items()
             if taken[0].facts
         },
+        samples,
     )
 
 
@@ -126,48 +137,13 @@ def compare(
 
 def fdatasync(folder: Path, times: int = 200) -> Sample:
     """Append a row's worth of bytes and wait until the disk has them; the median of many."""
-    synchronise = getattr(os, "fdatasync", os.fsync)
-    taken = []
-    with (folder / "file").open("ab", buffering=0) as file:
-        for _ in range(times):
-            begun = time.perf_counter()
-            file.write(b"x" * 100)
-            synchronise(file.fileno())
-            taken.append(time.perf_counter() - begun)
-    return Sample(statistics.median(taken) * 1e6)
+    return Sample(statistics.median(sync_cost(folder, times)) * 1e6)
 
 
 def raw_sqlite(folder: Path, *, rows: int, wal_bytes: int = 0) -> Sample:
     """Do one INSERT and COMMIT per node in this thread; with `wal_bytes` the log has that size before."""
-    with closing(sqlite3.connect(folder / "raw.db", isolation_level=None)) as connection:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute(
-            "CREATE TABLE checkpoint (run INTEGER, path TEXT, attempt INTEGER, at INTEGER, output TEXT)"
-        )
-        if wal_bytes:
-            extend_wal(connection, wal_bytes)
-        begun = time.perf_counter()
-        for number in range(rows):
-            connection.execute("BEGIN IMMEDIATE")
-            row = (1, f"n{number}", 1, time.time_ns() // 1000, str(number))
-            connection.execute("INSERT INTO checkpoint VALUES (?, ?, ?, ?, ?)", row)
-            connection.execute("COMMIT")
-        taken = time.perf_counter() - begun
-        (durable,) = connection.execute("SELECT count(*) FROM checkpoint").fetchone()
-    if durable != rows:
-        raise SystemExit(f"sqlite3 kept {durable} of {rows} rows")
-    return Sample(taken / rows * 1e6)
-
-
-def extend_wal(connection: sqlite3.Connection, size: int) -> None:
-    """Give the log its later size at once: a transaction too large for the page cache, rolled back."""
-    connection.execute("PRAGMA cache_size = 10")
-    connection.execute("BEGIN IMMEDIATE")
-    connection.execute("CREATE TABLE filler (bytes BLOB)")
-    connection.execute("INSERT INTO filler VALUES (zeroblob(?))", (size,))
-    connection.execute("ROLLBACK")
-    connection.execute("PRAGMA cache_size = -2000")
+    waits = Waits.of(taken := raw_commits(folder, rows, wal_bytes=wal_bytes))
+    return Sample(statistics.fmean(taken) * 1e6, {"p50 ms": waits.p50 * 1e3, "p99 ms": waits.p99 * 1e3})
 
 
 def without_engine(work: Callable[[], Awaitable[None]], nodes: int, _folder: Path) -> Sample:
@@ -187,31 +163,18 @@ def without_engine(work: Callable[[], Awaitable[None]], nodes: int, _folder: Pat
 def with_engine(make: Callable[[], Workflow], nodes: int, folder: Path) -> Sample:
     """Run a new Workflow twice in a new database, default settings, and count the rows afterwards."""
     database = folder / "runs.db"
-    workflow = make()
-
-    async def main() -> tuple[float, float, RunResult]:
-        async with Engine(str(database), workflows=[workflow]) as engine:
-            begun = time.perf_counter()
-            result = await engine.run(workflow)
-            between = time.perf_counter()
-            await engine.run(workflow)
-            return between - begun, time.perf_counter() - between, result
-
-    seconds, again, result = anyio.run(main)
-    durable = durable_rows(database)
-    if durable != 2 * nodes or len(result.executed) != nodes:
-        raise SystemExit(
-            f"{len(result.executed)} of {nodes} nodes ran, {durable} rows of two runs are durable"
-        )
-    latency = result.stats.checkpoint_latency
+    driven = anyio.run(drive, make(), nodes, database)
+    if (durable := durable_rows(database)) != 2 * nodes:
+        raise SystemExit(f"{durable} rows of two runs of {nodes} nodes are durable")
+    waits = Waits.of(driven.waits)
     facts = {
-        "second run µs": again / nodes * 1e6,
+        "second run µs": driven.again / nodes * 1e6,
         "rows": float(durable),
-        "commits": float(result.stats.commits),
-        "p50 ms": latency.p50 * 1e3,
-        "p99 ms": latency.p99 * 1e3,
+        "commits": float(driven.commits),
+        "p50 ms": waits.p50 * 1e3,
+        "p99 ms": waits.p99 * 1e3,
     }
-    return Sample(seconds / nodes * 1e6, facts)
+    return Sample(driven.seconds / nodes * 1e6, facts)
 
 
 def durable_rows(database: Path) -> int:
@@ -222,23 +185,6 @@ def durable_rows(database: Path) -> int:
 
 
 # the chain
-
-
-async def first() -> int:
-    return 0
-
-
-async def step(x: int) -> int:
-    return x + 1
-
-
-def chain(nodes: int, *, idempotent: bool) -> Workflow:
-    graph: nx.DiGraph[str] = nx.DiGraph()
-    graph.add_node("n0", run=first)
-    for number in range(1, nodes):
-        graph.add_node(f"n{number}", run=step)
-        graph.add_edge(f"n{number - 1}", f"n{number}", arg="x")
-    return Workflow.from_graph("chain", graph, idempotent=idempotent)
 
 
 async def bare_chain(nodes: int) -> None:
@@ -263,15 +209,13 @@ def compare_chain(nodes: int, *, rounds: int, folder: Path) -> Report:
         "sqlite3": functools.partial(raw_sqlite, rows=nodes),
         "sqlite3, large WAL": functools.partial(raw_sqlite, rows=nodes, wal_bytes=4 << 20),
         "dagresume": functools.partial(with_engine, functools.partial(chain, nodes, idempotent=True), nodes),
-        "dagresume, not idempotent": functools.partial(
-            with_engine, functools.partial(chain, nodes, idempotent=False), nodes
-        ),
+        CAREFUL: functools.partial(with_engine, functools.partial(chain, nodes, idempotent=False), nodes),
     }
     ratios = [
         ("dagresume", "sqlite3"),
-        ("dagresume, not idempotent", "sqlite3"),
+        (CAREFUL, "sqlite3"),
         ("dagresume", "sqlite3, large WAL"),
-        ("dagresume, not idempotent", "sqlite3, large WAL"),
+        (CAREFUL, "sqlite3, large WAL"),
     ]
     return compare("chain", nodes, contenders, ratios, rounds=rounds, folder=folder)
 
@@ -308,7 +252,7 @@ def show(reports: list[Report], *, as_json: bool) -> None:
         print("  ".join(f"{name} {value}" for name, value in machine().items()))
         for report in reports:
             report.show()
-    if any(report.microseconds["append + fdatasync"].median < MEMORY_SPEED for report in reports):
+    if any(report.microseconds["append + fdatasync"].median < MEMORY_SPEED * 1e6 for report in reports):
         print("warning: this folder is not on a disk; give one with --folder", file=sys.stderr)
 
 

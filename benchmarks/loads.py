@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import statistics
 import sys
 import threading
@@ -20,18 +21,13 @@ from pathlib import Path
 import anyio
 import networkx as nx
 
-from benchmarks.commit import Contender, Sample, Spread, compare, raw_sqlite
-from benchmarks.rows import Row, pair
+from benchmarks.commit import CAREFUL, Contender, Sample, compare, durable_rows, raw_sqlite
+from benchmarks.rows import BESIDE_NOTHING, Row, pair
 from dagresume import Engine, Limit, Workflow
+from dagresume.bench import Spread, quantile
 
 CALLS, TAKES, AT_ONCE = 2_000, 0.05, 50
 RATE = 200
-
-
-def percentile(waits: array[float], share: float) -> float:
-    """Give the wait, in seconds, that this share of all does not exceed."""
-    ordered = sorted(waits)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 # calls that wait
@@ -42,8 +38,8 @@ async def call(x: int) -> int:
     return 2 * x
 
 
-def calls(count: int) -> Workflow:
-    wf = Workflow("calls", idempotent=True)
+def calls(count: int, *, idempotent: bool) -> Workflow:
+    wf = Workflow("calls", idempotent=idempotent)
 
     @wf.node
     async def numbers() -> list[int]:
@@ -53,15 +49,17 @@ def calls(count: int) -> Workflow:
     return wf
 
 
-def calls_by_engine(count: int, folder: Path) -> Sample:
-    wf = calls(count)
+def calls_by_engine(count: int, idempotent: bool, folder: Path) -> Sample:
+    wf = calls(count, idempotent=idempotent)
 
     async def main() -> Sample:
         async with Engine(folder / "runs.db", workflows=[wf], concurrency=AT_ONCE) as engine:
             begun = time.perf_counter()
             result = await engine.run(wf)
             taken = time.perf_counter() - begun
-            return Sample(taken / count * 1e6, {"p99 µs": result.stats.checkpoint_latency.p99 * 1e6})
+            if result["call"] != [2 * x for x in range(count)]:
+                raise SystemExit("the calls came out wrong")
+            return Sample(taken / count * 1e6, {"p99 µs": quantile(result.stats.waits, 0.99) * 1e6})
 
     return anyio.run(main)
 
@@ -82,36 +80,44 @@ def calls_by_workers(count: int, _folder: Path) -> Sample:
         return time.perf_counter() - begun
 
     taken = anyio.run(main)
-    if len(results) != count:
+    if results != {x: 2 * x for x in range(count)}:
         raise SystemExit("the pool came out wrong")
     return Sample(taken / count * 1e6)
 
 
 def fanout_of_calls(*, rounds: int, scale: float, folder: Path) -> list[Row]:
     count = max(AT_ONCE, round(CALLS * scale))
+    pool = "a pool of anyio workers"
     contenders: dict[str, Contender] = {
-        "sqlite3": functools.partial(raw_sqlite, rows=200),
-        "a pool of anyio workers": functools.partial(calls_by_workers, count),
-        "dagresume": functools.partial(calls_by_engine, count),
+        "sqlite3": functools.partial(raw_sqlite, rows=500),
+        pool: functools.partial(calls_by_workers, count),
+        "dagresume": functools.partial(calls_by_engine, count, True),
+        CAREFUL: functools.partial(calls_by_engine, count, False),
     }
-    ratios = [("dagresume", "a pool of anyio workers")]
+    ratios = [("dagresume", pool), (CAREFUL, pool)]
     report = compare("calls", count, contenders, ratios, rounds=rounds, folder=folder)
-    work = f"{count:,} calls of 50 ms, {AT_ONCE} at once"
-    waits, commit = report.facts["dagresume"]["p99 µs"], report.microseconds["sqlite3"]
-    return [
-        pair("calls", report, *ratios[0], 1.03, rounds=rounds, work=work, figures="µs per call"),
-        Row(
-            "calls",
-            f"p99 of checkpoint latency, {work}",
-            "one raw sqlite3 commit of the same minute",
-            5,
-            Spread.of([waits.median / commit.median]),
-            ours=waits,
-            theirs=commit,
-            figures="µs",
-            rounds=rounds,
-        ),
-    ]
+    rows = []
+    for ours, limits in (("dagresume", (1.03, 5.0)), (CAREFUL, (None, None))):
+        work = f"{count:,} calls of 50 ms, {AT_ONCE} at once{ours.removeprefix('dagresume')}"
+        waits, commits = report.each(ours, "p99 µs"), report.each("sqlite3")
+        rows += [
+            pair(
+                "calls", report, ours, pool, limits[0], rounds=rounds, work=work, figures="µs per call",
+                durability=BESIDE_NOTHING,
+            ),
+            Row(
+                "calls",
+                f"p99 of checkpoint latency, {work}",
+                "one raw sqlite3 commit of the same minute",
+                limits[1],
+                Spread.of([wait / commit for wait, commit in zip(waits, commits, strict=True)]),
+                ours=Spread.of(waits),
+                theirs=Spread.of(commits),
+                figures="µs",
+                rounds=rounds,
+            ),
+        ]  # fmt: skip
+    return rows
 
 
 # many runs
@@ -127,15 +133,18 @@ def flat(nodes: int) -> Workflow:
     return Workflow.from_graph("flat", graph, idempotent=True)
 
 
-def line(nodes: int) -> Workflow:
+def lines(count: int, nodes: int) -> Workflow:
+    """Give so many chains of so many nodes beside each other."""
     graph: nx.DiGraph[str] = nx.DiGraph()
 
     async def one() -> int:
         return 1
 
-    graph.add_nodes_from((f"n{number}", {"run": one}) for number in range(nodes))
-    graph.add_edges_from((f"n{number}", f"n{number + 1}") for number in range(nodes - 1))
-    return Workflow.from_graph("line", graph, idempotent=True)
+    for line in range(count):
+        names = [f"n{line}.{number}" for number in range(nodes)]
+        graph.add_nodes_from(names, run=one)
+        graph.add_edges_from(itertools.pairwise(names))
+    return Workflow.from_graph("lines", graph, idempotent=True)
 
 
 def at_once(workflow: Workflow, runs: int, folder: Path) -> Sample:
@@ -149,7 +158,10 @@ def at_once(workflow: Workflow, runs: int, folder: Path) -> Sample:
                     group.start_soon(engine.run, workflow)
             return time.perf_counter() - begun
 
-    return Sample(anyio.run(main) / (runs * nodes) * 1e6)
+    seconds = anyio.run(main)
+    if (durable := durable_rows(folder / "runs.db")) != runs * nodes:
+        raise SystemExit(f"{durable} rows of {runs} runs of {nodes} nodes are durable")
+    return Sample(seconds / (runs * nodes) * 1e6)
 
 
 def runs(*, rounds: int, scale: float, folder: Path) -> list[Row]:
@@ -157,62 +169,69 @@ def runs(*, rounds: int, scale: float, folder: Path) -> list[Row]:
     contenders: dict[str, Contender] = {
         f"one run of {10 * many:,} nodes": functools.partial(at_once, flat(10 * many), 1),
         f"{many:,} runs of 10 nodes": functools.partial(at_once, flat(10), many),
-        f"{many:,} runs of chains of 10": functools.partial(at_once, line(10), many),
+        f"one run of {many:,} chains of 10": functools.partial(at_once, lines(many, 10), 1),
+        f"{many:,} runs of a chain of 10": functools.partial(at_once, lines(1, 10), many),
     }
-    one, *others = contenders
-    ratios = [(other, one) for other in others]
+    one, many_flat, one_of_chains, many_chains = contenders
+    ratios = [(many_flat, one), (many_chains, one_of_chains)]
     report = compare("runs", 10 * many, contenders, ratios, rounds=rounds, folder=folder)
-    return [pair("runs", report, other, one, 1.5, rounds=rounds, work=other) for other in others]
+    return [pair("runs", report, ours, other, 1.5, rounds=rounds, work=ours) for ours, other in ratios]
 
 
 # a busy interpreter
 
 
-def beside_a_hog(nodes: int, folder: Path) -> array[float]:
-    workflow = line(nodes)
-    over = threading.Event()
+def computing(over: threading.Event) -> Workflow:
+    """Give a plain function, which runs in a thread, that computes until it is told to end."""
+    wf = Workflow("computing", idempotent=True)
 
-    def compute() -> None:
+    @wf.node
+    def compute() -> int:
+        found = 0
         while not over.is_set():
-            sum(range(10_000))
+            for x in range(1000):
+                found = (found * 31 + x) % 1_000_003
+        return found
 
-    async def main() -> array[float]:
-        async with Engine(folder / "runs.db", workflows=[workflow]) as engine:
-            hog = threading.Thread(target=compute, daemon=True)
-            hog.start()
+    return wf
+
+
+def beside_a_hog(nodes: int, folder: Path) -> Sample:
+    """Give the waits of a chain beside a node that computes."""
+    workflow, over = lines(1, nodes), threading.Event()
+    hog = computing(over)
+
+    async def main() -> Sample:
+        async with Engine(folder / "runs.db", workflows=[workflow, hog]) as engine:
+            handle = await engine.start(hog)
             try:
-                return (await engine.run(workflow)).stats.waits
+                waits = (await engine.run(workflow)).stats.waits
             finally:
                 over.set()
-                hog.join()
+            await handle.result()
+            return Sample(statistics.median(waits) * 1e6, {"p99 µs": quantile(waits, 0.99) * 1e6})
 
     return anyio.run(main)
 
 
 def hog(*, rounds: int, scale: float, folder: Path) -> list[Row]:
     nodes = max(20, round(300 * scale))
-    worst: list[float] = []
-
-    def beside(place: Path) -> Sample:
-        waits = beside_a_hog(nodes, place)
-        worst.append(percentile(waits, 0.99) * 1e6)
-        return Sample(statistics.median(waits) * 1e6)
-
     contenders: dict[str, Contender] = {
-        "sqlite3": functools.partial(raw_sqlite, rows=200),
-        "dagresume": beside,
+        "sqlite3": functools.partial(raw_sqlite, rows=500),
+        "dagresume": functools.partial(beside_a_hog, nodes),
     }
     report = compare("hog", nodes, contenders, [], rounds=rounds, folder=folder)
-    commit, switch = report.microseconds["sqlite3"].median, sys.getswitchinterval() * 1e6
+    switch = sys.getswitchinterval() * 1e6
+    worst, limits = report.each("dagresume", "p99 µs"), [3 * switch + each for each in report.each("sqlite3")]
     return [
         Row(
             "hog",
-            "p99 of checkpoint latency beside a thread that computes",
+            "p99 of checkpoint latency beside a node that computes",
             f"3 × the switch interval of {switch / 1e3:g} ms + one raw commit",
             1,
-            Spread.of([each / (3 * switch + commit) for each in worst[1:]]),
-            ours=Spread.of(worst[1:]),
-            theirs=Spread.of([3 * switch + commit]),
+            Spread.of([wait / limit for wait, limit in zip(worst, limits, strict=True)]),
+            ours=Spread.of(worst),
+            theirs=Spread.of(limits),
             figures="µs",
             rounds=rounds,
         )
@@ -251,7 +270,7 @@ def tail(*, rounds: int, scale: float, folder: Path) -> list[Row]:
         return Sample(statistics.median(found[-1]) * 1e6)
 
     report = compare("tail", 1, {"dagresume": once}, [], rounds=1, folder=folder)
-    worst = percentile(found[-1], 0.999)
+    worst = quantile(found[-1], 0.999)
     return [
         Row(
             "tail",

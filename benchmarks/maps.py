@@ -19,9 +19,10 @@ from pathlib import Path
 
 import anyio
 
-from benchmarks.commit import Contender, Sample, Spread, compare
+from benchmarks.commit import Contender, Sample, compare
 from benchmarks.rows import Row, child, pair
 from dagresume import Engine, Workflow
+from dagresume.bench import Spread
 
 FEW, MANY = 10_000, 1_000_000
 

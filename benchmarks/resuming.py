@@ -1,8 +1,9 @@
 """What it costs to go on: a resume up to the first instruction of the node that had failed, and a plan.
 
-A map of 10⁵ items has completed, the node that joins them has failed. Measured is the time from the call of
-`engine.resume` to the first instruction of that node, which has its 10⁵ inputs then, decoded. Against it
-stands reading those rows with the standard library's sqlite3, the same columns, in this thread.
+A map of 10⁵ items, or as many nodes of a graph, have completed; the node that joins them has failed. Measured
+is the time from the call of `engine.resume` to the first instruction of that node, which has its 10⁵ inputs
+then, decoded. Against it stands reading those rows with the standard library's sqlite3, the same columns, in
+this thread.
 """
 
 import contextlib
@@ -10,16 +11,16 @@ import functools
 import shutil
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
 
 import anyio
 import networkx as nx
 
-from benchmarks.commit import Contender, Sample, Spread, compare
+from benchmarks.commit import Contender, Sample, compare
 from benchmarks.rows import Row, pair
 from dagresume import Engine, RunFailed, Workflow
+from dagresume.bench import Spread
 
 ROWS = """SELECT kind, status, attempt, at, path, reason, input, digest, size, took, data, output, seq
 FROM dagresume_events ORDER BY seq"""
@@ -56,16 +57,17 @@ class Joined:
         return wf
 
     def _plain(self) -> Workflow:
-        made: dict[str, Callable[..., Awaitable[int]]] = {}
         names = [f"n{number}" for number in range(self.items)]
-        text = f"async def join({', '.join(names)}):\n    return fail([{', '.join(names)}])\n"
-        exec(text, {"__name__": __name__, "fail": self._fail}, made)
+        fail = self._fail
+
+        async def join(**values: int) -> int:
+            return fail([*values.values()])
 
         async def one() -> int:
             return 1
 
         graph: nx.DiGraph[str] = nx.DiGraph()
-        graph.add_node("join", run=made["join"], idempotent=True)
+        graph.add_node("join", run=join, idempotent=True)
         for name in names:
             graph.add_node(name, run=one, idempotent=True)
             graph.add_edge(name, "join", arg=name)
@@ -124,26 +126,34 @@ def _remove(database: Path) -> None:
 
 def measure(*, rounds: int, scale: float, folder: Path) -> list[Row]:
     many, few = round(100_000 * scale), max(10, round(2_000 * scale))
-    wide, small, plain = Joined(many), Joined(few), Joined(few, plain=True)
-    bases = {each: folder / f"resume-{number}.db" for number, each in enumerate((wide, small, plain))}
+    wide, small = Joined(many), Joined(few)
+    graph, plain = Joined(many, plain=True), Joined(few, plain=True)
+    works = (wide, graph, small, plain)
+    bases = {each: folder / f"resume-{number}.db" for number, each in enumerate(works)}
     try:
         for each, base in bases.items():
             each.prepare(base)
         contenders: dict[str, Contender] = {
             "sqlite3 reading the rows": functools.partial(wide.read, bases[wide]),
-            f"resume of {many:,} items": functools.partial(wide.resumed, bases[wide]),
+            f"resume of a map of {many:,}": functools.partial(wide.resumed, bases[wide]),
+            "sqlite3 reading the nodes": functools.partial(graph.read, bases[graph]),
+            f"resume of {many:,} nodes": functools.partial(graph.resumed, bases[graph]),
             f"resume of a map of {few:,}": functools.partial(small.resumed, bases[small]),
             f"resume of {few:,} nodes": functools.partial(plain.resumed, bases[plain]),
         }
-        read, one, *others = contenders
-        report = compare("resume", many, contenders, [(one, read)], rounds=rounds, folder=folder)
+        read, mapped, read_nodes, nodes, *others = contenders
+        pairs = [(mapped, read), (nodes, read_nodes)]
+        report = compare("resume", many, contenders, pairs, rounds=rounds, folder=folder)
     finally:
         for base in bases.values():
             _remove(base)
-    rows = [
-        pair("resuming", report, one, read, 2.2, rounds=rounds, work=one),
-        Row("resuming", one, "-", 4, report.microseconds[one], unit="µs per node", rounds=rounds),
-    ]
+    rows = []
+    for one, other in pairs:
+        against = "reading the same rows and columns with sqlite3"
+        rows += [
+            pair("resuming", report, one, other, 2.2, rounds=rounds, work=one, against=against),
+            Row("resuming", one, "–", 4, report.microseconds[one], unit="µs per node", rounds=rounds),
+        ]
     for name in others:
         spread = report.microseconds[name]
         told = Spread(*(value * few / 1e3 for value in (spread.median, spread.low, spread.high)))
@@ -167,6 +177,6 @@ def measure_plan(*, rounds: int, scale: float, folder: Path) -> list[Row]:
         for base in bases.values():
             _remove(base)
     return [
-        Row("planning", one, "-", 5, report.microseconds[one], unit="µs per path", rounds=rounds),
+        Row("planning", one, "–", 5, report.microseconds[one], unit="µs per path", rounds=rounds),
         pair("planning", report, one, other, 1.15, rounds=rounds, work=one, figures="µs per path"),
     ]

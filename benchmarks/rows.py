@@ -8,13 +8,16 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.commit import Report, Spread
+from benchmarks.commit import Report
+from dagresume.bench import Spread
 
 DURABLE = "WAL, synchronous=FULL, each result before the next edge"
+BESIDE_NOTHING = f"ours: {DURABLE}; theirs keeps nothing"
 LIBRARIES = ("aiosqlite", "anyio", "networkx")
 
 
@@ -25,7 +28,7 @@ class Row:
     key: str  # of the command that measures it
     work: str
     against: str
-    limit: float
+    limit: float | None  # None: told beside the goals
     measured: Spread
     unit: str = "×"
     ours: Spread | None = None  # µs per node, or as `figures` says
@@ -37,8 +40,8 @@ class Row:
     python: str = field(default_factory=platform.python_version)
 
     @property
-    def met(self) -> bool:
-        return self.measured.median <= self.limit
+    def met(self) -> bool | None:
+        return None if self.limit is None else self.measured.median <= self.limit
 
     @property
     def command(self) -> str:
@@ -46,7 +49,7 @@ class Row:
 
     @property
     def goal(self) -> str:
-        return f"≤ {self.limit:g} {self.unit}"
+        return "" if self.limit is None else f"≤ {self.limit:g} {self.unit}"
 
     def told(self) -> dict[str, Any]:
         """Give it as JSON data."""
@@ -58,7 +61,7 @@ def pair(
     report: Report,
     ours: str,
     theirs: str,
-    limit: float,
+    limit: float | None,
     *,
     rounds: int,
     work: str = "",
@@ -86,9 +89,10 @@ def pair(
 def show(rows: Iterable[Row]) -> None:
     """Print a table: what was measured, what was aimed at, and whether that was reached."""
     for row in rows:
-        mark = "met   " if row.met else "MISSED"
+        mark = {True: "met   ", False: "MISSED", None: "beside"}[row.met]
         spread = f"{row.measured.median:.3g} [{row.measured.low:.3g} .. {row.measured.high:.3g}]"
-        print(f"{mark}  {row.work}  against {row.against}:  {spread} {row.unit}   (goal {row.goal})")
+        goal = f"   (goal {row.goal})" if row.goal else ""
+        print(f"{mark}  {row.work}  against {row.against}:  {spread} {row.unit}{goal}")
         told = []
         if row.ours is not None:
             told.append(f"ours {row.ours.median:,.5g} {row.figures}")
@@ -161,6 +165,11 @@ def child(module: str, *arguments: str, folder: Path) -> dict[str, Any]:
     return told
 
 
-def told(rows: Sequence[Row], folder: Path, fsync: float) -> dict[str, Any]:
+def told(rows: Sequence[Row], folder: Path, fsync: float, scale: float = 1.0) -> dict[str, Any]:
     """Give rows with the machine they were measured on; `fsync` in microseconds."""
-    return {"machine": machine(folder) | {"fdatasync_us": fsync}, "rows": [row.told() for row in rows]}
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": machine(folder) | {"fdatasync_us": round(fsync, 1)},
+        "scale": scale,
+        "rows": [row.told() for row in rows],
+    }

@@ -18,20 +18,20 @@ import anyio
 import networkx as nx
 
 from benchmarks.commit import (
+    CAREFUL,
     Contender,
     Report,
     arguments,
     compare,
     compare_chain,
     fdatasync,
-    first,
     raw_sqlite,
     show,
-    step,
     with_engine,
     without_engine,
 )
 from dagresume import Workflow
+from dagresume.bench import fanout, first, step
 
 RAW_ROWS = 2000  # enough for a mean per row; a row is a commit
 
@@ -51,26 +51,13 @@ def compare_wide(
         "anyio alone": functools.partial(without_engine, bare, nodes),
         "sqlite3": functools.partial(raw_sqlite, rows=min(nodes, RAW_ROWS)),
         "dagresume": functools.partial(with_engine, ours, nodes),
-        "dagresume, not idempotent": functools.partial(with_engine, careful, nodes),
+        CAREFUL: functools.partial(with_engine, careful, nodes),
     }
-    ratios = [
-        (one, other)
-        for other in ("anyio alone", "sqlite3")
-        for one in ("dagresume", "dagresume, not idempotent")
-    ]
+    ratios = [(one, other) for other in ("anyio alone", "sqlite3") for one in ("dagresume", CAREFUL)]
     return compare(title, nodes, contenders, ratios, rounds=rounds, folder=folder)
 
 
 # one node, and many that need it
-
-
-def fanout(width: int, *, idempotent: bool) -> Workflow:
-    graph: nx.DiGraph[str] = nx.DiGraph()
-    graph.add_node("root", run=first)
-    for number in range(width):
-        graph.add_node(f"n{number}", run=step)
-        graph.add_edge("root", f"n{number}", arg="x")
-    return Workflow.from_graph("fanout", graph, idempotent=idempotent)
 
 
 async def bare_fanout(width: int) -> None:
@@ -117,8 +104,7 @@ def layers(depth: int, width: int, *, idempotent: bool) -> Workflow:
     return Workflow.from_graph("layers", graph, idempotent=idempotent)
 
 
-async def bare_layers(depth: int, width: int) -> None:
-    join = joining(width)
+async def bare_layers(depth: int, width: int, join: Callable[..., Awaitable[int]]) -> None:
     above: list[int] = []
 
     async def run(number: int) -> None:
@@ -136,7 +122,8 @@ async def bare_layers(depth: int, width: int) -> None:
 
 def compare_layers(scale: float, *, rounds: int, folder: Path) -> Report:
     depth, width = max(2, round(30 * scale)), 100
-    make, bare = functools.partial(layers, depth, width), functools.partial(bare_layers, depth, width)
+    make = functools.partial(layers, depth, width)
+    bare = functools.partial(bare_layers, depth, width, joining(width))
     return compare_wide("layers", depth * width, make, bare, rounds=rounds, folder=folder)
 
 

@@ -6,8 +6,9 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.commit import Sample, Spread, compare
+from benchmarks.commit import Sample, compare
 from benchmarks.rows import Row, pair
+from dagresume.bench import Spread
 
 OURS = "from dagresume import Workflow, Engine"
 FOUNDING = "import networkx, anyio, aiosqlite, structlog"
@@ -48,7 +49,16 @@ def measure(*, rounds: int, scale: float, folder: Path) -> list[Row]:
             work=f"`{OURS}`",
             against=f"`{FOUNDING}`",
             figures="µs",
-            durability="-",
+            durability="nothing is stored",
         ),
-        Row("starting", "`dagresume --help`", "-", 0.35, seconds, unit="s", rounds=more, durability="-"),
+        Row(
+            "starting",
+            "`dagresume --help`",
+            "–",
+            0.35,
+            seconds,
+            unit="s",
+            rounds=more,
+            durability="nothing is stored",
+        ),
     ]

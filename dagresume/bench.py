@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from array import array
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import closing
@@ -95,25 +96,18 @@ class Waits:
     def of(cls, seconds: Sequence[float]) -> Waits:
         """Give the percentiles of these waits (nearest rank) and their histogram."""
         ranked = sorted(seconds)
-        shares = (quantile(ranked, share) for share in (0.5, 0.95, 0.99, 0.999))
-        return cls(len(ranked), *shares, ranked[-1] if ranked else 0.0, tuple(_steps(ranked)))
+        p50, p95, p99, p999, longest = (quantile(ranked, share) for share in (0.5, 0.95, 0.99, 0.999, 1.0))
+        return cls(len(ranked), p50, p95, p99, p999, longest, tuple(_steps(ranked)))
 
 
 def _steps(ranked: Sequence[float]) -> Iterable[tuple[float, int]]:
     ends = (step * 10.0**power for power in range(-6, 5) for step in (1, 2, 5))
     seen = 0
     for end in ends:
-        count = sum(1 for _ in _upto(ranked, seen, end))
-        if count or (seen and seen < len(ranked)):
-            yield end, count
-        seen += count
-
-
-def _upto(ranked: Sequence[float], begin: int, end: float) -> Iterable[float]:
-    for n in range(begin, len(ranked)):
-        if ranked[n] > end:
-            return
-        yield ranked[n]
+        upto = bisect_right(ranked, end)
+        if upto > seen or 0 < seen < len(ranked):
+            yield end, upto - seen
+        seen = upto
 
 
 # -- the least that could do it -------------------------------------------------------------------------
@@ -304,11 +298,9 @@ def _works(nodes: int, width: int, synchronous: Synchronous, settings: dict[str,
         return driven.seconds / count, driven.waits
 
     works: dict[str, Work] = {_SYNC: sync, _RAW: raw}
-    for idempotent in (True, False):
-        kind = "idempotent" if idempotent else "not idempotent"
-        works[f"chain, {kind}"] = partial(engine, partial(chain, nodes, idempotent=idempotent), nodes)
-        many = partial(fanout, width, idempotent=idempotent)
-        works[f"fan-out, {kind}"] = partial(engine, many, width + 1)
+    for name, make, count, size in (("chain", chain, nodes, nodes), ("fan-out", fanout, width + 1, width)):
+        for idempotent, kind in ((True, "idempotent"), (False, "not idempotent")):
+            works[f"{name}, {kind}"] = partial(engine, partial(make, size, idempotent=idempotent), count)
     return works
 
 

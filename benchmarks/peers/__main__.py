@@ -29,8 +29,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.commit import Spread, fdatasync
+from benchmarks.commit import fdatasync
 from benchmarks.rows import Row, machine, show
+from dagresume.bench import Spread
 
 HERE = Path(__file__).resolve().parent
 OURS = "dagresume"

@@ -71,7 +71,7 @@ COMMANDS: Final = {
     "backup": ("health", "Copy a database with its files while it is in use."),
     "bench": (
         "bench",
-        "Measure what durability costs on your disk: a commit, a chain, a fan-out, and how long results wait.",
+        "Measure what durability costs on your disk: a commit, a chain, a fan-out, how long results wait.",
     ),
     "demo": ("demo", "See it survive: screen 200 résumés, kill the process, look at the plan, go on."),
 }

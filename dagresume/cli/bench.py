@@ -28,7 +28,7 @@ __all__ = ["group"]
 
 group = commands()
 _FULL: Final = {"seconds": 50.0, "nodes": 1000, "width": 10_000}
-_QUICK: Final = {"seconds": 1.0, "nodes": 200, "width": 2000}
+_QUICK: Final = {"seconds": 3.0, "nodes": 200, "width": 2000}
 _BAR: Final = 44  # columns of the longest bar
 
 
@@ -52,7 +52,7 @@ def bench(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure what durability costs on your disk: a commit, a chain, a fan-out, and how long results wait.
+    """Measure what durability costs on your disk: a commit, a chain, a fan-out, how long results wait.
 
     Works in a hidden folder that is gone afterwards; no database of yours is touched.
     """
@@ -96,7 +96,8 @@ def _tell(found: Bench, about: dict[str, Any]) -> None:
         f"synchronous {about['synchronous']}, concurrency {about['concurrency']}, Python {about['python']},"
         f" SQLite {about['sqlite']};"
     )
-    say(f"chains of {found.nodes:,}, fan-outs of {found.width:,}, {found.rounds} rounds", "\n")
+    say(f"chains of {found.nodes:,}, fan-outs of {found.width:,}, {found.rounds} rounds")
+    say()
     rows(("what one takes", "median", "lowest", "highest", "× sqlite3"), map(_row, found.measures))
     say()
     rows(
