@@ -4,8 +4,8 @@ Up to the spill limit an output lies in its row, beyond it in a file of its own.
 the same size with the same digest (SHA-256 of its bytes): an INSERT and COMMIT of the standard library's
 sqlite3, or a file that is written, synchronised, renamed into place, and its folder synchronised, without
 which a file need not survive a loss of power. These two fsyncs are all that a file needs; the row that names
-it, which the engine commits after them and a resume cannot do without, is told of as a baseline of its own. So
-is JSON's encoding of the text, which the engine does and the goal does not count.
+it, which the engine commits after them and a resume cannot do without, is told of as a baseline of its own.
+So is JSON's encoding of the text, which the engine does and the goal does not count.
 """
 
 import functools

@@ -1,154 +1,100 @@
-"""An embedded asyncio DAG engine whose runs survive being killed."""
+"""An embedded asyncio DAG engine whose runs survive being killed.
 
-from __future__ import annotations
+What a name stands for is imported when the name is used first, so that the command line is quick to answer;
+type checkers read `__init__.pyi`.
+"""
 
-from dagresume import codec
-from dagresume.context import Context
-from dagresume.engine import Engine, RunHandle
-from dagresume.errors import (
-    AlreadyDecided,
-    AlreadyRunning,
-    AttemptsExhausted,
-    BackupRefused,
-    BindingError,
-    BudgetExceeded,
-    CheckpointLost,
-    CycleError,
-    DagresumeError,
-    DecisionError,
-    DefinitionError,
-    DuplicateNode,
-    EngineClosed,
-    InputError,
-    InputsChanged,
-    Irreversible,
-    LeaseLost,
-    MissingInput,
-    MutatedInput,
-    NodeTimeout,
-    NoOutput,
-    NotLoadable,
-    NotWaiting,
-    OnceInFlight,
-    OnceUncertain,
-    OutputNotSerializable,
-    OwnershipError,
-    RecoveryRefused,
-    RolledBack,
-    RunCancelled,
-    RunFailed,
-    RunInterrupted,
-    RunLocked,
-    RunNotFound,
-    SchemaTooNew,
-    StoreCorrupt,
-    StoreError,
-    StoreFull,
-    StoreReadOnly,
-    TooManyAbandoned,
-    UncertainNode,
-    UnknownDependency,
-    VersionMismatch,
-    WorkerDied,
-    WorkflowNotRegistered,
-)
-from dagresume.events import Event, NodeStatus, RunStatus
-from dagresume.explain import Explanation
-from dagresume.metrics import Alarm, Metrics
-from dagresume.planner import Decision
-from dagresume.policy import (
-    NOT_DONE,
-    Budget,
-    ItemFailure,
-    Limit,
-    NodeFailure,
-    Recovery,
-    Retry,
-    RetryAfter,
-    Value,
-)
-from dagresume.recovery import RecoveryOutcome
-from dagresume.results import RunResult
-from dagresume.retention import Pruned
-from dagresume.reverse import UndoPlan
-from dagresume.sync import run_sync
-from dagresume.views import NodeInfo, RunInfo
-from dagresume.workflow import Workflow
+from importlib import import_module
+from typing import Any, Final
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "NOT_DONE",
-    "Alarm",
-    "AlreadyDecided",
-    "AlreadyRunning",
-    "AttemptsExhausted",
-    "BackupRefused",
-    "BindingError",
-    "Budget",
-    "BudgetExceeded",
-    "CheckpointLost",
-    "Context",
-    "CycleError",
-    "DagresumeError",
-    "Decision",
-    "DecisionError",
-    "DefinitionError",
-    "DuplicateNode",
-    "Engine",
-    "EngineClosed",
-    "Event",
-    "Explanation",
-    "InputError",
-    "InputsChanged",
-    "Irreversible",
-    "ItemFailure",
-    "LeaseLost",
-    "Limit",
-    "Metrics",
-    "MissingInput",
-    "MutatedInput",
-    "NoOutput",
-    "NodeFailure",
-    "NodeInfo",
-    "NodeStatus",
-    "NodeTimeout",
-    "NotLoadable",
-    "NotWaiting",
-    "OnceInFlight",
-    "OnceUncertain",
-    "OutputNotSerializable",
-    "OwnershipError",
-    "Pruned",
-    "Recovery",
-    "RecoveryOutcome",
-    "RecoveryRefused",
-    "Retry",
-    "RetryAfter",
-    "RolledBack",
-    "RunCancelled",
-    "RunFailed",
-    "RunHandle",
-    "RunInfo",
-    "RunInterrupted",
-    "RunLocked",
-    "RunNotFound",
-    "RunResult",
-    "RunStatus",
-    "SchemaTooNew",
-    "StoreCorrupt",
-    "StoreError",
-    "StoreFull",
-    "StoreReadOnly",
-    "TooManyAbandoned",
-    "UncertainNode",
-    "UndoPlan",
-    "UnknownDependency",
-    "Value",
-    "VersionMismatch",
-    "WorkerDied",
-    "Workflow",
-    "WorkflowNotRegistered",
-    "codec",
-    "run_sync",
-]
+_HOMES: Final = {
+    "codec": ["codec"],
+    "context": ["Context"],
+    "engine": ["Engine", "RunHandle"],
+    "errors": [
+        "AlreadyDecided",
+        "AlreadyRunning",
+        "AttemptsExhausted",
+        "BackupRefused",
+        "BindingError",
+        "BudgetExceeded",
+        "CheckpointLost",
+        "CycleError",
+        "DagresumeError",
+        "DecisionError",
+        "DefinitionError",
+        "DuplicateNode",
+        "EngineClosed",
+        "InputError",
+        "InputsChanged",
+        "Irreversible",
+        "LeaseLost",
+        "MissingInput",
+        "MutatedInput",
+        "NodeTimeout",
+        "NoOutput",
+        "NotLoadable",
+        "NotWaiting",
+        "OnceInFlight",
+        "OnceUncertain",
+        "OutputNotSerializable",
+        "OwnershipError",
+        "RecoveryRefused",
+        "RolledBack",
+        "RunCancelled",
+        "RunFailed",
+        "RunInterrupted",
+        "RunLocked",
+        "RunNotFound",
+        "SchemaTooNew",
+        "StoreCorrupt",
+        "StoreError",
+        "StoreFull",
+        "StoreReadOnly",
+        "TooManyAbandoned",
+        "UncertainNode",
+        "UnknownDependency",
+        "VersionMismatch",
+        "WorkerDied",
+        "WorkflowNotRegistered",
+    ],
+    "events": ["Event", "NodeStatus", "RunStatus"],
+    "explain": ["Explanation"],
+    "metrics": ["Alarm", "Metrics"],
+    "planner": ["Decision"],
+    "policy": [
+        "NOT_DONE",
+        "Budget",
+        "ItemFailure",
+        "Limit",
+        "NodeFailure",
+        "Recovery",
+        "Retry",
+        "RetryAfter",
+        "Value",
+    ],
+    "recovery": ["RecoveryOutcome"],
+    "results": ["RunResult"],
+    "retention": ["Pruned"],
+    "reverse": ["UndoPlan"],
+    "sync": ["run_sync"],
+    "views": ["NodeInfo", "RunInfo"],
+    "workflow": ["Workflow"],
+}
+_HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = import_module(f"{__name__}.{_HOME_OF[name]}")
+    found = globals()[name] = home if name == _HOME_OF[name] else getattr(home, name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -883,8 +883,7 @@ class Engine:
     ) -> Run | None:
         run_id = _uuid7(self._clock.now())
         run = self._make(program, run_id, Snapshot(), packed, asked)
-        guard, facts = await self._first(program, run_id, packed, key, saw)
-        guard = replace(guard, source=source)
+        guard, facts = await self._first(program, run_id, packed, key, saw, source)
         created = run_record(RUN_CREATED, self._clock.now(), None, **facts)
         outcome = await self._open_run(run, guard, [created], program.definition)
         if isinstance(outcome, Refused):
@@ -898,6 +897,7 @@ class Engine:
         packed: Mapping[str, tuple[str, bytes]],
         key: str | None,
         saw: int | None,
+        source: str,
     ) -> tuple[NewRun, dict[str, Any]]:
         """Give the guard that makes a run and the facts of its first record."""
         text = inputs_text(packed)
@@ -908,7 +908,7 @@ class Engine:
             facts["inputs_blob"] = await self._shelf.spill(run_id, text)
             text = "{}"
         graph, digest = program.graph, inputs_digest(packed)
-        guard = NewRun(run_id, graph.workflow, graph.version, key, saw, self._session, "manual", text, digest)
+        guard = NewRun(run_id, graph.workflow, graph.version, key, saw, self._session, source, text, digest)
         return guard, facts
 
     async def _create_fork(
@@ -928,10 +928,8 @@ class Engine:
             row, holder = found[0] if found else (None, None)
             if row is not None and holder is not None and holder.alive:
                 raise AlreadyRunning(row.run_id, str(holder), to_datetime(holder.started_at))
-            guard, facts = await self._first(program, run_id, packed, key, row and row.run)
-            guard = replace(
-                guard, session=None, source="fork", forked_from=old.run, forked_at_seq=_last(loaded)
-            )
+            guard, facts = await self._first(program, run_id, packed, key, row and row.run, "fork")
+            guard = replace(guard, session=None, forked_from=old.run, forked_at_seq=_last(loaded))
             facts |= {"forked_from": old.run_id, "forked_at_seq": _last(loaded), "permitted": ["*"]}
             facts |= {"from": start} if start else {}
             created = run_record(RUN_CREATED, self._clock.now(), None, **facts)
@@ -1213,7 +1211,7 @@ class Engine:
             run.stop(RUN_INTERRUPTED, "cancelled")
             await to_its_end(self._attended(run))
             raise
-        return await to_its_end(self._attended(run))
+        return await to_its_end(self._attended(run)) if run.error is not None else self._found(run)
 
     async def _attended(self, run: Run | Rollback) -> RunResult:
         await self._until_ended(run)
@@ -1225,6 +1223,12 @@ class Engine:
             if isinstance(run.error, StoreError) and run.failures:
                 raise RunFailed(run.run_id, run.failures) from run.error
             raise run.error
+        return self._found(run)
+
+    def _found(self, run: Run | Rollback) -> RunResult:
+        """Give the result of a run that has ended, and whose end is stored."""
+        self._let_go(run)
+        undoing = run if isinstance(run, Rollback) else run.undoing
         if undoing is not None:
             return undone_result(self._stored_result, self._clock.monotonic(), run, undoing)
         assert isinstance(run, Run)

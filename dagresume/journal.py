@@ -236,18 +236,25 @@ class Journal:
         batch: list[Entry] = []
         rows = 0
         queue = self._queue
+        taken: set[Writer] = set()  # runs with a unit in it
+        held: list[Entry] = []
+        held_runs: set[Writer] = set()
         while queue and rows < MAX_ROWS:
             entry = queue.popleft()
             run = entry.run
-            if run is not None and run.poisoned:
-                self.waiting -= len(entry.records)
-                _tell(entry, Refused("poisoned"))
-                continue
-            if entry.concludes and any(run is other.run for other in batch):
-                queue.appendleft(entry)
-                break
+            if run is not None:
+                if run.poisoned:
+                    self.waiting -= len(entry.records)
+                    _tell(entry, Refused("poisoned"))
+                    continue
+                if run in held_runs or (entry.concludes and run in taken):
+                    held.append(entry)  # with the next one, and what comes after it of this run as well
+                    held_runs.add(run)
+                    continue
+                taken.add(run)
             rows += len(entry.records)
             batch.append(entry)
+        queue.extendleft(reversed(held))
         if self._late:
             self._add_late(batch, rows)
         return batch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from dagresume.graphs import unfolded
 from dagresume.jobs import OPEN, Cells
 from dagresume.masks import Mask
 from dagresume.observe import failure_of
-from dagresume.planner import Vertex, is_body
+from dagresume.planner import is_body
 from dagresume.policy import Settled
 from dagresume.program import Program
 from dagresume.results import Cell, Fetch, Lazily, Outputs, RunResult, Stats, Stored
@@ -31,11 +31,12 @@ __all__ = ["live_result", "raise_if_bad", "stored_result", "undone_result"]
 def live_result(run: Run, fetch: Fetch, now: float) -> RunResult:
     """Give the result of a run that was driven here; `now`: the clock's monotonic seconds."""
     prior, body = run.snapshot, run.body
-    types = {vertex.id: vertex.types for vertex in run.rules}
-    outputs = Outputs(_cells(run), types, partial(_status_at, run), fetch, _parts(run), partial(_find, run))
-    executed = set(run.executed)
+    outputs = Outputs(
+        _cells(run), body.types, partial(_status_at, run), fetch, _parts(run), partial(_find, run)
+    )
 
     def reused() -> list[str]:
+        executed = set(run.executed)
         return [
             path for path, record in prior.paths.items()
             if record.kind == ev.COMPLETED and path not in executed
@@ -44,13 +45,8 @@ def live_result(run: Run, fetch: Fetch, now: float) -> RunResult:
 
     return RunResult(
         run.run_id, run.workflow, run.status, run.reason, outputs, run.unhandled(), run.executed,
-        Lazily(reused), Stats(run.commits, now - run.began, run.waits), _ids(run.rules), run.mask,
+        Lazily(reused), Stats(run.commits, now - run.began, run.waits), body.ids, run.mask,
     )  # fmt: skip
-
-
-def _ids(rules: Iterable[Vertex]) -> dict[int, str]:
-    """Give the node of each function, by its identity."""
-    return {id(vertex.node.fn): vertex.id for vertex in rules if vertex.node.fn is not None}
 
 
 def stored_result(loaded: Loaded, program: Program | None, fetch: Fetch, mask: Mask) -> RunResult:
@@ -97,7 +93,7 @@ def stored_result(loaded: Loaded, program: Program | None, fetch: Fetch, mask: M
         [],
         reused,
         Stats(0, 0.0, array("d")),
-        {} if program is None else _ids(program.rules),
+        {} if program is None else program.body.ids,
         mask,
     )
 

@@ -163,6 +163,8 @@ class Body:
 
     `origins` are the lists that maps take one by one, `sinks` the vertices that nothing comes after. `below`
     holds the junctions below each vertex: a layer that is joined to the whole one above it is a single one.
+    `types` are the classes in outputs by node id, `ids` the nodes by the identity of their function.
+
     `limited` are the vertices that name a limit, here and in all bodies inside, `executors` what they name of
     those.
     """
@@ -175,6 +177,8 @@ class Body:
         self.origins: Sequence[Sequence[Source]] = graph.sources
         self.input_types = {name: codec.types_of(*hints) for name, hints in graph.inputs.items()}
         self.output = graph.output
+        self.types = {vertex.id: vertex.types for vertex in self.rules}
+        self.ids = {id(vertex.node.fn): vertex.id for vertex in self.rules if vertex.node.fn is not None}
         self.sinks = tuple(vertex.index for vertex in self.rules if not vertex.children)
         self.junctions = _junctions(self.rules)
         self.below: Sequence[Sequence[Junction]] = _below(self.rules, self.junctions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -16,15 +17,27 @@ T = TypeVar("T")
 async def to_its_end(work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
     """Give the result of `work` once it has ended; if the caller was cancelled meanwhile, raise that."""
     future = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
+    if not future.done():
+        try:
+            await asyncio.shield(future)
+        except asyncio.CancelledError as error:
+            if not future.cancelled() or _is_cancelled():
+                await _ended(future)
+                raise error from None
+        except BaseException:
+            pass  # the result says so
+    return future.result()
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def _ended(future: asyncio.Future[Any]) -> None:
     with anyio.CancelScope(shield=True):
         while not future.done():
-            try:
+            with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait([future])
-            except asyncio.CancelledError as error:
-                cancelled = error
-    if cancelled is None:
-        return future.result()
     if not future.cancelled():
         future.exception()  # seen
-    raise cancelled

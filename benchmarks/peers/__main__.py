@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.commit import fdatasync
-from benchmarks.rows import Row, machine, show
+from benchmarks.rows import Row, machine, show, told
 from dagresume.bench import Spread
 
 HERE = Path(__file__).resolve().parent
@@ -104,7 +104,8 @@ def surroundings(peer: Peer, environments: Path) -> dict[str, str]:
         found["PYTHONPATH"] = os.pathsep.join([str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")])
     # The program itself: what npm calls by that name starts it and does not end it.
     servers = (environments.resolve() / "restate" / "server").glob("**/*-linux-*/bin/restate-server")
-    return found | {"RESTATE_SERVER": str(server) for server in servers}
+    server = next(servers, None)
+    return found if server is None else found | {"RESTATE_SERVER": str(server)}
 
 
 def once(
@@ -211,9 +212,9 @@ def measured(stand: Stand, peers: list[Peer], rounds: int) -> tuple[list[Row], l
                     samples.setdefault(peer.name, []).append(stand.run(peer, work, steps))
                 except PeerFailed as error:
                     failed[peer.name] = f"{work} of {steps:,}: {error}"
-        ours = samples.pop(OURS)
+        ours = samples.pop(OURS, [])
         for name, taken in samples.items():
-            if name in failed:
+            if name in failed or not ours:
                 continue
             goal = 4.0 if work == "chain" and not PEERS[name].embedded else limit
             rows.append(row(work, PEERS[name], ours, taken, goal, kept[name]))
@@ -297,8 +298,7 @@ def main() -> None:
     for line in failed:
         print(f"failed  {line}")
     if options.json:
-        data = {"machine": machine(options.folder) | {"fdatasync_us": fsync}, "failed": failed}
-        data["rows"] = [each.told() for each in rows]
+        data = told(rows, options.folder, fsync) | {"failed": failed}
         options.json.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -16,6 +16,7 @@ import platform
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,11 @@ def main(package: str, run: Callable[[str, int, Path, bool], Awaitable[float]]) 
     _resuming = work == "resume"
     again = _resuming and (folder / "killed").exists()
     seconds = asyncio.run(run("fanout" if _resuming else work, steps, folder, again))
-    told = {"us": seconds / steps * 1e6, "ran": ran, "version": version_of(package)}
+    try:
+        version = version_of(package)
+    except PackageNotFoundError:
+        version = "of this checkout"
+    told = {"us": seconds / steps * 1e6, "ran": ran, "version": version}
     print(json.dumps(told | {"python": platform.python_version()}), flush=True)
     for call in _before_death:
         call()
