@@ -128,7 +128,7 @@ def quoted(text: str) -> str:
 def measure(*, rounds: int, scale: float, folder: Path) -> list[Row]:
     rows = []
     for size, most, name in SIZES:
-        nodes = max(2, round(most * scale))
+        nodes = max(1, round(most * scale))
         raw, against = (in_rows, ROW) if size <= IN_ROWS else (in_files, FILE)
         contenders: dict[str, Contender] = {
             "dagresume": functools.partial(ours, size, nodes),

@@ -61,7 +61,11 @@ def bench(
         told = "a few seconds" if quick else "about a minute"
         warn((f"measuring in {clean(str(place))} for {told}; Ctrl-C ends it", "dim"))
     settings: dict[str, Any] = _QUICK if quick else _FULL
-    found = work(partial(measure, place, **settings, synchronous=mode, concurrency=concurrency))
+    try:
+        found = work(partial(measure, place, **settings, synchronous=mode, concurrency=concurrency))
+    except (OSError, sqlite3.Error) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise Problem(f"cannot measure in {place}: {why}. Name another folder with --folder.") from error
     about = {
         "folder": str(place),
         "synchronous": mode,

@@ -49,7 +49,7 @@ CALLS = {
     "doctor": "doctor",
     "backup": "backup copy.db",
 }
-WITHOUT_DATABASE = {"demo"}
+WITHOUT_DATABASE = {"demo", "bench"}
 OF_A_RUN = [name for name, call in CALLS.items() if RUN in call]
 OF_CODE = [name for name, call in CALLS.items() if "flow.py" in call]
 
