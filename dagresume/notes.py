@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final
@@ -64,19 +64,12 @@ class Notes:
         self._left_files = bool(
             self.resumed and root is not None and artifacts_of(root, run.run_id, "").parent.exists()
         )
-        self._requests: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
-            "save_state": self._save_state,
-            "wait": self._wait,
-            "begin": self._begin,
-            "keep": self._keep,
-            "take_back": self._take_back,
-        }
 
     # -- from any thread ------------------------------------------------------------------------------
 
     def ask(self, job: Job, what: str, *args: Any) -> Future[Any]:
         """Have a request of a body answered on the loop."""
-        work = self._requests[what](job, *args)
+        work = _REQUESTS[what](self, job, *args)
         try:
             return asyncio.run_coroutine_threadsafe(work, self._run.loop)
         except RuntimeError:  # the loop is closed
@@ -294,3 +287,12 @@ class Notes:
     @staticmethod
     def _over(job: Job) -> DagresumeError:
         return DagresumeError(f"{job.path}: attempt {job.attempt} is over, nothing more of it is kept")
+
+
+_REQUESTS: Final[Mapping[str, Callable[..., Coroutine[Any, Any, Any]]]] = {
+    "save_state": Notes._save_state,
+    "wait": Notes._wait,
+    "begin": Notes._begin,
+    "keep": Notes._keep,
+    "take_back": Notes._take_back,
+}

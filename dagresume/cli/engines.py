@@ -223,7 +223,7 @@ def _worked(make: Callable[[], Coroutine[Any, Any, T]], begun: list[_Interrupts]
                 raise KeyboardInterrupt from None
             raise
 
-    loop = asyncio.new_event_loop()
+    loop = _new_loop()
     try:
         return loop.run_until_complete(watched())
     finally:
@@ -231,6 +231,15 @@ def _worked(make: Callable[[], Coroutine[Any, Any, T]], begun: list[_Interrupts]
         loop.set_exception_handler(lambda _loop, _context: None)
         loop.run_until_complete(_let_go())
         loop.close()
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """Give an event loop: uvloop's, which is quicker, if `dagresume[fast]` has brought it."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 async def _let_go() -> None:

@@ -211,7 +211,8 @@ def test_killed_at_the_150th_resume_it_goes_on_there(tmp_path: Path) -> None:
     assert recorded.isdisjoint(call["path"] for call in after), "what was recorded is not paid for again"
     asked = Counter(call["path"] for call in before + after)
     assert sum(path.startswith("score[") for path in asked) == 200 - unscorable(200)
-    assert sum(count - 1 for count in asked.values()) <= 8, "only what was in flight can be asked twice"
+    # eight are under way at once, and as many may have returned and wait for their commit
+    assert sum(count - 1 for count in asked.values()) <= 16, "only what was in flight can be asked twice"
 
 
 async def _resumed(stage: demo.Stage, recorded: set[str]) -> list[str]:
