@@ -237,9 +237,10 @@ class Measure:
 @dataclass(frozen=True, slots=True)
 class Bench:
     """What durability costs on a disk: `measures` in the order of `dagresume bench`, `waits` by the name of
-    the work. `rounds`: how often each was measured, one beside the other.
+    the work. `rounds`: how often each was measured, one beside the other; `loop`: whose event loop it was.
     """
 
+    loop: str
     rounds: int
     nodes: int
     width: int
@@ -283,7 +284,14 @@ async def measure(
         while rounds < _FEWEST or (rounds < _MOST and time.perf_counter() < ends):
             await _round(home, works, taken, waits)
             rounds += 1
-    return Bench(rounds, nodes, width, tuple(_measures(taken)), {n: Waits.of(w) for n, w in waits.items()})
+    return Bench(
+        type(asyncio.get_running_loop()).__module__.partition(".")[0],
+        rounds,
+        nodes,
+        width,
+        tuple(_measures(taken)),
+        {name: Waits.of(waited) for name, waited in waits.items()},
+    )
 
 
 def _works(nodes: int, width: int, synchronous: Synchronous, settings: dict[str, Any]) -> dict[str, Work]:

@@ -97,8 +97,8 @@ def _place(folder: Path | None, db: str) -> Path:
 
 def _tell(found: Bench, about: dict[str, Any]) -> None:
     say(
-        f"synchronous {about['synchronous']}, concurrency {about['concurrency']}, Python {about['python']},"
-        f" SQLite {about['sqlite']};"
+        f"synchronous {about['synchronous']}, concurrency {about['concurrency']}, Python {about['python']}"
+        f" ({found.loop}), SQLite {about['sqlite']};"
     )
     say(f"chains of {found.nodes:,}, fan-outs of {found.width:,}, {found.rounds} rounds")
     say()
