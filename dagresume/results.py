@@ -5,7 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
+from functools import partial
+from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, overload
 from unicodedata import normalize
 
 from dagresume import codec
@@ -31,9 +32,14 @@ class Stored(NamedTuple):
     @classmethod
     def of(cls, record: Record) -> Stored:
         """Give where the output of a completed path lies."""
-        facts = record.facts if record.data is not None else {}
+        if record.data is None:
+            return new_stored((record.path, record.seq or 0, record.digest or b"", None))
+        facts = record.facts
         seq = facts.get("seq") or record.seq or 0
         return cls(record.path or "", seq, record.digest or b"", facts.get("blob"))
+
+
+new_stored: Final[Callable[[tuple[Any, ...]], Stored]] = partial(tuple.__new__, Stored)
 
 
 Cell = str | Stored | Sequence[str | Stored]

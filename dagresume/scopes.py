@@ -19,7 +19,21 @@ from dagresume import events as ev
 from dagresume.errors import CheckpointLost, StoreError
 from dagresume.events import Record
 from dagresume.feeds import NULL, NULL_DIGEST, Feed, cell_of, item_failure
-from dagresume.jobs import OPEN, UNMADE, Cells, Driver, Input, Job, Listing, Raw, Raws, Step, Values
+from dagresume.jobs import (
+    OPEN,
+    UNMADE,
+    Cells,
+    Driver,
+    Former,
+    Input,
+    Job,
+    Listing,
+    Raw,
+    Raws,
+    Step,
+    Values,
+    load_cells,
+)
 from dagresume.nests import Loop, Nest, whole
 from dagresume.observe import failure_of
 from dagresume.planner import (
@@ -109,7 +123,7 @@ class Scope:
     def complete(self, i: int, out: Any, digest: bytes, step: Step) -> None:
         """Note what a vertex gave."""
         self.out[i], self.digests[i] = out, digest
-        if type(out) is not str and (out is UNMADE or type(out) is Stored or type(out) is Cells):
+        if type(out) is not str and (out is UNMADE or isinstance(out, Stored | Cells)):
             self.away.add(i)
         if self.prefix and not self.rules[i].pure:
             self.run.inner[self.prefix + self.rules[i].id] = out
@@ -182,8 +196,27 @@ class Scope:
     # -- deciding -------------------------------------------------------------------------------------
 
     def _decide_all(self, vertices: Sequence[Vertex], step: Step) -> None:
+        paths = self.run.snapshot.paths
         for vertex in vertices:
-            self._decide(vertex, step)
+            prior = paths.get(self.prefix + vertex.id) if paths else None
+            if prior is not None and self._stays(vertex, prior):
+                out = UNMADE if vertex.pure else cell_of(prior)
+                self.complete(vertex.index, out, prior.input if vertex.pure else prior.digest, step)
+            else:
+                self._decide(vertex, step)
+
+    def _stays(self, vertex: Vertex, prior: Record) -> bool:
+        """Say whether this is what a resume meets most: a function that has completed with this very input.
+
+        `_decide` comes to the same, but asks more.
+        """
+        return (
+            prior.kind == ev.COMPLETED
+            and vertex.is_plain
+            and vertex.junction not in self.bad
+            and vertex.node.trigger != "any_failed"
+            and prior.input == self.fingerprint(vertex)
+        )
 
     def _decide(self, vertex: Vertex, step: Step) -> None:
         feed = self.feeds.get(vertex.index)
@@ -371,20 +404,11 @@ class Scope:
 
     def former_items(self, prior: Record) -> Cells:
         """Give where the outputs of a completed map's items lie."""
-        cells = Cells(prior.facts["count"])
-        for k in range(len(cells)):
-            path = f"{prior.path}[{k}]"
-            record = self.run.snapshot.paths.get(path)
-            if record is None:
-                raise CheckpointLost(self.run.run_id, path, "is missing")
-            if record.kind == ev.COMPLETED:
-                cells.put(k, cell_of(record), record.digest or bytes(16))
-            elif record.kind == ev.SKIPPED:
-                cells.put(k, NULL, NULL_DIGEST)
-            else:
-                text = item_failure(failure_of(record))
-                cells.put(k, text, codec.digest(text))
-        return cells
+        find, path = self.run.snapshot.paths.get, prior.path
+        records = [find(f"{path}[{k}]") for k in range(prior.facts["count"])]
+        if None in records:
+            raise CheckpointLost(self.run.run_id, f"{path}[{records.index(None)}]", "is missing")
+        return Former(records, _former_cell)  # type: ignore[arg-type]  # none of them is None
 
     # -- making ready ---------------------------------------------------------------------------------
 
@@ -434,8 +458,7 @@ class Scope:
         step = Step(self.run, [])
         cells: Cells = self.out[self.body.origins[vertex.index][0].place]
         try:
-            await self.load_cells(cells.cells)
-            cells.stored = False
+            await cells.load(self.fetch)
         except StoreError as error:
             self.run.cannot_load(error)
             self.fail(vertex.index, step, Settled.OPEN_QUESTION)
@@ -506,30 +529,25 @@ class Scope:
         """
         for parent in vertex.value_parents if self.away else ():
             out = self.out[parent]
-            if type(out) is Stored or (type(out) is Cells and out.stored):
+            if type(out) is Stored or (isinstance(out, Cells) and out.stored):
                 return True
         return bool(cells) and any(type(cell) is Stored for cell in cells)
 
     async def load(self, vertex: Vertex, cells: list[Any] | tuple[()]) -> None:
         """Read what a vertex receives and what lies in the store."""
-        run, out = self.run, self.out
-        for parent in vertex.value_parents:
-            cell = out[parent]
-            if isinstance(cell, Stored):
-                (out[parent],) = await run.services.fetch(run.run_id, [cell])
-            elif isinstance(cell, Cells) and cell.stored:
-                await self.load_cells(cell.cells)
-                cell.stored = False
+        parents = vertex.value_parents
+        outs = [self.out[parent] for parent in parents]
+        await load_cells(outs, self.fetch)  # all in one hop
+        for parent, out in zip(parents, outs, strict=True):
+            self.out[parent] = out
+            if isinstance(out, Cells) and out.stored:
+                await out.load(self.fetch)
         if cells:
-            await self.load_cells(cells)
+            await load_cells(cells, self.fetch)
 
-    async def load_cells(self, cells: list[Any]) -> None:
-        """Read those of these outputs that lie in the store."""
-        missing = [k for k, cell in enumerate(cells) if isinstance(cell, Stored)]
-        if missing:
-            texts = await self.run.services.fetch(self.run.run_id, [cells[k] for k in missing])
-            for k, text in zip(missing, texts, strict=True):
-                cells[k] = text
+    async def fetch(self, places: Sequence[Stored | Record]) -> list[str]:
+        """Read outputs of this run from the store."""
+        return await self.run.services.fetch(self.run.run_id, places)
 
     def _remake(self, i: int, waiter: int, step: Step) -> None:
         """Have a pure vertex that completed earlier made again, since somebody needs its value."""
@@ -688,6 +706,16 @@ class Scope:
                 child.lose(k, step)
             else:
                 child.arrived(k, step)
+
+
+def _former_cell(record: Record) -> tuple[str | Stored, bytes]:
+    """Give what stands in a map's list for an item that ended as this record says, and its digest."""
+    if record.kind == ev.COMPLETED:
+        return cell_of(record), record.digest or bytes(16)
+    if record.kind == ev.SKIPPED:
+        return NULL, NULL_DIGEST
+    text = item_failure(failure_of(record))
+    return text, codec.digest(text)
 
 
 def _waited_out(prior: Record, now: int) -> int:

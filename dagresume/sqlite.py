@@ -465,6 +465,11 @@ def _tailed(conn: sqlite3.Connection, where: str, values: Sequence[Any]) -> list
 
 
 def _outputs(seqs: Sequence[int], conn: sqlite3.Connection) -> list[str | None]:
+    if len(seqs) > 1 and list(seqs) == list(range(seqs[0], seqs[0] + len(seqs))):
+        sql = "SELECT output FROM dagresume_events WHERE seq BETWEEN ? AND ? ORDER BY seq"
+        rows = conn.execute(sql, [seqs[0], seqs[-1]]).fetchall()
+        if len(rows) == len(seqs):
+            return [text for (text,) in rows]
     join = "json_each(?) AS asked CROSS JOIN dagresume_events AS e ON e.seq = asked.value"
     sql = f"SELECT e.seq, e.output FROM {join}"
     found = dict(conn.execute(sql, [json.dumps(list(seqs))]).fetchall())
