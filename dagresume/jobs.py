@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from dagresume import codec, effects
 from dagresume import events as ev
 from dagresume.clock import Clock
-from dagresume.events import Record, Snapshot
+from dagresume.events import Record, Records, Snapshot
 from dagresume.executor import Call, Executor
 from dagresume.journal import Entry, Journal
 from dagresume.masks import Mask
@@ -199,9 +199,7 @@ class Former(Cells):
 
     __slots__ = ("_cell_of", "_records")
 
-    def __init__(
-        self, records: Sequence[Record], cell_of: Callable[[Record], tuple[str | Stored, bytes]]
-    ) -> None:
+    def __init__(self, records: Records, cell_of: Callable[[Record], tuple[str | Stored, bytes]]) -> None:
         self._records, self._cell_of, self.stored = records, cell_of, True
 
     def __len__(self) -> int:
@@ -221,9 +219,9 @@ class Former(Cells):
     async def load(self, fetch: Fetch) -> None:
         """Have all of them in memory; in one go if each record holds its own output."""
         records = self._records
-        if all([record.kind == ev.COMPLETED and record.data is None for record in records]):
+        if records.hold_outputs:
             self.cells = await fetch(records)
-            self.digests = bytearray(b"".join([record.digest or bytes(16) for record in records]))
+            self.digests = bytearray(b"".join([digest or bytes(16) for digest in records.column("digest")]))
             self.stored = False
         else:
             await super().load(fetch)

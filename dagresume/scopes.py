@@ -17,7 +17,7 @@ from typing import Any, Final
 from dagresume import codec
 from dagresume import events as ev
 from dagresume.errors import CheckpointLost, StoreError
-from dagresume.events import Record
+from dagresume.events import Record, Records
 from dagresume.feeds import NULL, NULL_DIGEST, Feed, cell_of, item_failure
 from dagresume.jobs import (
     OPEN,
@@ -123,7 +123,7 @@ class Scope:
     def complete(self, i: int, out: Any, digest: bytes, step: Step) -> None:
         """Note what a vertex gave."""
         self.out[i], self.digests[i] = out, digest
-        if type(out) is not str and (out is UNMADE or isinstance(out, Stored | Cells)):
+        if type(out) is not str and (type(out) is Stored or out is UNMADE or isinstance(out, Cells)):
             self.away.add(i)
         if self.prefix and not self.rules[i].pure:
             self.run.inner[self.prefix + self.rules[i].id] = out
@@ -197,26 +197,29 @@ class Scope:
 
     def _decide_all(self, vertices: Sequence[Vertex], step: Step) -> None:
         paths = self.run.snapshot.paths
-        for vertex in vertices:
-            prior = paths.get(self.prefix + vertex.id) if paths else None
-            if prior is not None and self._stays(vertex, prior):
-                out = UNMADE if vertex.pure else cell_of(prior)
-                self.complete(vertex.index, out, prior.input if vertex.pure else prior.digest, step)
-            else:
+        if not paths:
+            for vertex in vertices:
+                self._decide(vertex, step)
+            return
+        rows = paths.find([self.prefix + vertex.id for vertex in vertices])
+        for vertex, row in zip(vertices, rows, strict=True):
+            if row is None or row[0] != ev.COMPLETED or not self._stays(vertex, ev.new_record(row), step):
                 self._decide(vertex, step)
 
-    def _stays(self, vertex: Vertex, prior: Record) -> bool:
-        """Say whether this is what a resume meets most: a function that has completed with this very input.
-
-        `_decide` comes to the same, but asks more.
+    def _stays(self, vertex: Vertex, prior: Record, step: Step) -> bool:
+        """Settle what a resume meets most: a function that has completed with this very input. False: it is
+        something else; `_decide` would come to the same, but asks more.
         """
-        return (
-            prior.kind == ev.COMPLETED
-            and vertex.is_plain
-            and vertex.junction not in self.bad
-            and vertex.node.trigger != "any_failed"
-            and prior.input == self.fingerprint(vertex)
-        )
+        if not vertex.is_plain or vertex.junction in self.bad or vertex.node.trigger == "any_failed":
+            return False
+        fingerprint = self.fingerprint(vertex)
+        if prior.input != fingerprint:
+            return False
+        if vertex.pure:
+            self.complete(vertex.index, UNMADE, fingerprint, step)
+        else:
+            self.complete(vertex.index, cell_of(prior), prior.digest or _NO_DIGEST, step)
+        return True
 
     def _decide(self, vertex: Vertex, step: Step) -> None:
         feed = self.feeds.get(vertex.index)
@@ -404,11 +407,11 @@ class Scope:
 
     def former_items(self, prior: Record) -> Cells:
         """Give where the outputs of a completed map's items lie."""
-        find, path = self.run.snapshot.paths.get, prior.path
-        records = [find(f"{path}[{k}]") for k in range(prior.facts["count"])]
-        if None in records:
-            raise CheckpointLost(self.run.run_id, f"{path}[{records.index(None)}]", "is missing")
-        return Former(records, _former_cell)  # type: ignore[arg-type]  # none of them is None
+        paths = [f"{prior.path}[{k}]" for k in range(prior.facts["count"])]
+        rows = self.run.snapshot.paths.find(paths)
+        if None in rows:
+            raise CheckpointLost(self.run.run_id, paths[rows.index(None)], "is missing")
+        return Former(Records(rows), _former_cell)  # type: ignore[arg-type]  # none of them is None
 
     # -- making ready ---------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import anyio
 from dagresume import codec
 from dagresume.blobs import BlobLost, BlobStore
 from dagresume.errors import INPUTS, CheckpointLost
-from dagresume.events import RUN_CLAIMED, RUN_CREATED, Record, Snapshot
+from dagresume.events import RUN_CLAIMED, RUN_CREATED, Record, Records, Snapshot
 from dagresume.masks import NO_SECRETS, Mask
 from dagresume.results import Stored
 from dagresume.store import Loaded, Store
@@ -47,14 +47,24 @@ class Shelf:
     ) -> list[str]:
         if len(texts) < len(places):
             rest = iter(texts)
-            texts = [next(rest) if (name := _blob(place)) is None else self._read(run_id, place, name) for place in places]
+            texts = [
+                next(rest) if (name := _blob(place)) is None else self._read(run_id, place, name)
+                for place in places
+            ]
         if None in texts:
             raise CheckpointLost(run_id, places[texts.index(None)].path or "", "is missing")
         found: list[str] = texts  # type: ignore[assignment]  # none of them is None
-        for place, digest in zip(places, map(codec.digest, found), strict=True):
+        told = places.column("digest") if isinstance(places, Records) else [p.digest for p in places]
+        digests = list(map(codec.digest, found))
+        if digests != told:
+            self._refuse_altered(run_id, places, digests)
+        return found
+
+    @staticmethod
+    def _refuse_altered(run_id: str, places: Sequence[Stored | Record], digests: Sequence[bytes]) -> None:
+        for place, digest in zip(places, digests, strict=True):
             if place.digest and digest != place.digest:
                 raise CheckpointLost(run_id, place.path or "", "was altered: its checksum does not match")
-        return found
 
     def _read(self, run_id: str, place: Stored | Record, name: str) -> str:
         assert self._blobs is not None
@@ -92,6 +102,8 @@ def _blob(place: Stored | Record) -> str | None:
 
 def _seqs(places: Sequence[Stored | Record]) -> list[int]:
     """Give the records that hold these outputs, without those that are in files."""
+    if isinstance(places, Records):
+        return places.column("seq")
     return [place.seq or 0 for place in places if _blob(place) is None]
 
 

@@ -20,7 +20,7 @@ import anyio
 
 from dagresume import forks
 from dagresume.errors import StoreError
-from dagresume.events import Record, r5_word
+from dagresume.events import Record, Records, r5_word
 from dagresume.forgetting import foresee, forget
 from dagresume.observe import log
 from dagresume.places import file_system
@@ -142,7 +142,7 @@ class SQLiteStore:
             self._session = await _hop(connection, writer, partial(self._prepare, writer, session))
             self._opened = forks.opened(self._path, asyncio.get_running_loop())
             connection, reader = await self._connect(uri(self._path), Worker, uri=True)
-            await _hop(connection, reader, partial(reader.execute, "PRAGMA query_only = 1"))
+            await _hop(connection, reader, partial(_prepare_to_read, reader))
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise explained(self._path, error) from error
 
@@ -342,11 +342,11 @@ class SQLiteStore:
         which = "seq IN (SELECT seq FROM dagresume_events WHERE run = ?)"
         records = conn.execute(
             f"SELECT {_RECORD} FROM dagresume_events WHERE {which} ORDER BY seq", [row.run]
-        )
+        ).fetchall()
         graphs = "SELECT graph FROM dagresume_definitions WHERE definition = ?"
         graph = conn.execute(graphs, [row.definition]).fetchone()
         owner = holder(conn, row.owner, self._clock)
-        return Loaded(row, list(map(Record._make, records)), graph[0] if graph else "", owner)
+        return Loaded(row, Records(records), graph[0] if graph else "", owner)
 
     async def find(
         self,
@@ -426,6 +426,12 @@ class SQLiteStore:
 
 
 # -- in the thread of a connection ----------------------------------------------------------------------
+
+
+def _prepare_to_read(reader: Worker) -> None:
+    reader.execute("PRAGMA query_only = 1")
+    # Now it knows the tables and views, which the first who asks something would wait for.
+    persist(reader, lambda: reader.execute("SELECT 1 FROM dagresume_runs LIMIT 0").fetchall())
 
 
 def _in_one_view(conn: sqlite3.Connection, job: Callable[[sqlite3.Connection], T]) -> T:

@@ -306,7 +306,7 @@ class Loaded(NamedTuple):
     """A run as it is stored: its row, its journal without the outputs, its definition's JSON, who owns it."""
 
     row: RunRow
-    records: list[Record]
+    records: Sequence[Record]
     graph: str
     holder: Holder | None
 
