@@ -379,6 +379,7 @@ class Feed:
             digest = hashlib.sha256(b"%d:" % self.count + self.cells.digests).digest()[:16]
             step.records.append(self._record(ev.COMPLETED, "success", None, digest))
             step.concludes = True
+            self.lists = []  # a list may be large, and nobody takes anything of it any more
             scope.complete(
                 i, self.cells, digest if not self.vertex.pure else self.fingerprint or digest, step
             )

@@ -33,9 +33,9 @@ def live_result(run: Run, fetch: Fetch, now: float) -> RunResult:
     prior, body = run.snapshot, run.body
     types = {vertex.id: vertex.types for vertex in run.rules}
     outputs = Outputs(_cells(run), types, partial(_status_at, run), fetch, _parts(run), partial(_find, run))
-    executed = set(run.executed)
 
     def reused() -> list[str]:
+        executed = set(run.executed)
         return [
             path for path, record in prior.paths.items()
             if record.kind == ev.COMPLETED and path not in executed
