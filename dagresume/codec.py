@@ -43,7 +43,7 @@ from dagresume.policy import ItemFailure
 from dagresume.shapes import EMPTY, Shape, Types, known, name_of, register, shape_of, types_of
 
 __all__ = ["ATOMS", "EMPTY", "Types", "register", "types_of"]  # of `shapes`
-__all__ += ["canonical", "digest", "members", "pack", "plain", "unpack", "unpack_many"]
+__all__ += ["canonical", "digest", "digest_of", "members", "pack", "plain", "unpack", "unpack_many"]
 
 _TAG = "$dr"
 _MARK = f'"{_TAG}":'
@@ -100,8 +100,8 @@ def _written(value: Any, types: Types, encode: _Encode) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Give a string as JSON. Where it is long and nothing in it is to be escaped, that is known three times as
-    fast by a search for each such character than by a look at each that is there.
+    """Give a string as JSON. Where it is long and nothing in it is to be escaped, that is known sooner by a
+    search for each such character than by a look at each that is there.
     """
     if len(text) < _LONG or any(character in text for character in _ESCAPED):
         return encode_basestring(text)
@@ -171,6 +171,11 @@ def members(text: str) -> dict[str, str]:
 def digest(text: str) -> bytes:
     """Give 16 bytes that stand for a packed text."""
     return hashlib.sha256(text.encode()).digest()[:16]
+
+
+def digest_of(sha256: str) -> bytes:
+    """Give the digest of a text whose whole SHA-256 is known, in hexadecimal."""
+    return bytes.fromhex(sha256)[:16]
 
 
 # -- the tagged forms, written --------------------------------------------------------------------------

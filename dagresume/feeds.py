@@ -39,12 +39,14 @@ def _passes(cell: Any) -> bool:
 
 
 def cell_of(record: Record) -> str | Stored:
-    """Give where the output of a completed item lies; what chained maps hand on is known without a look."""
+    """Give the output of a completed item if it is at hand, else where it lies; what chained maps hand on is
+    known without a look.
+    """
     if record.reason == PASSED:
         passed: str = record.facts["passed"]
         return passed
-    if record.output is not None:  # it is written with the unit that is being made
-        return record.output
+    if record.output is not None and (record.seq is None or codec.digest(record.output) == record.digest):
+        return record.output  # of a record that has a seq it may have been altered in the store
     return NULL if record.digest == NULL_DIGEST else Stored.of(record)
 
 
@@ -250,7 +252,7 @@ class Feed:
         """Item k stood at another place of the list before; its output stays where it is."""
         facts = json.dumps(prior.facts | {"seq": Stored.of(prior).seq, "from": prior.path})
         moved = prior._replace(
-            path=f"{self.path}[{k}]", at=self.run.now(), reason=ev.MOVED, data=facts, seq=None
+            path=f"{self.path}[{k}]", at=self.run.now(), reason=ev.MOVED, data=facts, output=None, seq=None
         )
         step.records.append(moved)
         self._reuse(k, moved)

@@ -220,8 +220,10 @@ class Former(Cells):
         """Have all of them in memory; in one go if each record holds its own output."""
         records = self._records
         if records.hold_outputs:
-            self.cells = await fetch(records)
-            self.digests = bytearray(b"".join([digest or bytes(16) for digest in records.column("digest")]))
+            digests, texts = records.column("digest"), records.column("output")
+            if None in texts or list(map(codec.digest, texts)) != digests:
+                texts = await fetch(records)
+            self.cells, self.digests = texts, bytearray(b"".join([digest or bytes(16) for digest in digests]))
             self.stored = False
         else:
             await super().load(fetch)

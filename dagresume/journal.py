@@ -118,7 +118,7 @@ class Journal:
         after_batch: Callable[[], None],
         on_cancel: Callable[[], None],
     ) -> None:
-        self._store, self._clock = store, clock
+        self._store, self._clock, self._monotonic = store, clock, clock.monotonic
         self._after_batch, self._on_cancel = after_batch, on_cancel
         self._queue: deque[Entry] = deque()
         self._late: dict[Late, None] = {}
@@ -141,7 +141,7 @@ class Journal:
         `quietly`: nothing waits for it, so it goes with the next one that something waits for, or after a
         while.
         """
-        entry.appended = self._clock.monotonic()
+        entry.appended = self._monotonic()
         if self._ended:
             asyncio.get_running_loop().call_soon(entry.delivered, StoreFailed(EngineClosed()))
             return
@@ -224,11 +224,11 @@ class Journal:
         return [StoreFailed(error)] * len(batch)
 
     def _deliver(self, batch: list[Entry], outcomes: Sequence[Outcome]) -> None:
-        self.durable_at = self._clock.monotonic()
+        self.durable_at = self._monotonic()
         for entry, outcome in zip(batch, outcomes, strict=True):
             self.waiting -= len(entry.records)
-            if entry.run is not None and isinstance(outcome, Refused | StoreFailed):
-                entry.run.poisoned = True
+            if type(outcome) is not Committed and entry.run is not None:
+                entry.run.poisoned |= isinstance(outcome, Refused | StoreFailed)
             _tell(entry, outcome)
         self._after_batch()
 

@@ -168,7 +168,7 @@ class _Work:
             return record._replace(path=path, at=self.now, seq=None)
         facts = dict(record.facts)
         if not ("count" in facts and record.size is None):  # a map has no output of its own
-            facts["seq"] = Stored.of(record).seq
+            facts["seq"], record = Stored.of(record).seq, record._replace(output=None)
         if record.path != path and (code := self.snapshot.code_of(record)) is not None:
             facts["code"] = code
         found = None if forget else record.input

@@ -351,7 +351,9 @@ class Loop(_Container):
         step = Step(self.run, [])
         if prior is not None:  # stands in the step again, so that the answer is stored with it
             facts = prior.facts | {"seq": Stored.of(prior).seq}
-            step.records.append(prior._replace(at=self.run.now(), data=json.dumps(facts), seq=None))
+            step.records.append(
+                prior._replace(at=self.run.now(), data=json.dumps(facts), output=None, seq=None)
+            )
         try:
             text = await self.loaded(self.cell)
         except StoreError as error:

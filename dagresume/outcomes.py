@@ -137,9 +137,9 @@ def _items(snapshot: Snapshot, record: Record) -> list[Any]:
 
 def _cells(run: Run) -> dict[str, Cell]:
     """Give the outputs of the root's nodes by id, packed or where they lie."""
-    done = (v for v in run.rules if run.root.state[v.index] == Settled.COMPLETED and not v.pure)
-    outs = ((v.id, run.root.out[v.index]) for v in done)
-    return {node: out.cells if isinstance(out, Cells) else out for node, out in outs}
+    state, outs = run.root.state, run.root.out
+    done = [v for v in run.rules if state[v.index] == Settled.COMPLETED and not v.pure]
+    return {v.id: out.cells if isinstance(out := outs[v.index], Cells) else out for v in done}
 
 
 def _status_at(run: Run, path: str) -> str | None:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from dagresume import events as ev
+from dagresume.collector import paused
 from dagresume.events import Record, Records, Snapshot
 from dagresume.planner import (
     AGAIN,
@@ -76,20 +77,21 @@ def plan(
     UTC, for waits. `before`: the records by path before a person set some of them back; `other_code`: the
     paths whose code is another now.
     """
-    found = _Foresight(body, snapshot, inputs, "", items, now).look()[1]
-    if before is None and not other_code:
-        return found
-    past = snapshot.paths if before is None else before
-    told = partial(_told, _At(body), snapshot)
-    return [
-        decision
-        # what is left as it is says already how much it took, and repeats nothing
-        if decision.action == UNCHANGED.action
-        and decision.reason == UNCHANGED.reason
-        and decision.path not in other_code
-        else told(decision, past.get(decision.path), other_code)
-        for decision in found
-    ]
+    with paused():
+        found = _Foresight(body, snapshot, inputs, "", items, now).look()[1]
+        if before is None and not other_code:
+            return found
+        past = snapshot.paths if before is None else before
+        told = partial(_told, _At(body), snapshot)
+        return [
+            decision
+            # what is left as it is says already how much it took, and repeats nothing
+            if decision.action == UNCHANGED.action
+            and decision.reason == UNCHANGED.reason
+            and decision.path not in other_code
+            else told(decision, past.get(decision.path), other_code)
+            for decision in found
+        ]
 
 
 class _At:

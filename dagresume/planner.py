@@ -62,6 +62,9 @@ class Action(StrEnum):
     HOLD = "hold"
 
 
+_WORD: Final = {action: action.value for action in Action}
+
+
 class Verdict(NamedTuple):
     """An action and its machine-readable reason."""
 
@@ -505,12 +508,12 @@ def decision_of(
     if prior is not None and prior.kind == COMPLETED:
         seconds = None if prior.took is None else prior.took / 1e6
         usage = NOTHING if prior.data is None else prior.facts.get("usage", NOTHING)
-    return Decision(path, verdict.action.value, verdict.reason, seconds, usage, items or NOTHING)
+    return Decision(path, _WORD[verdict.action], verdict.reason, seconds, usage, items or NOTHING)
 
 
 def decisions_to_reuse(paths: Sequence[str], records: Records) -> Iterator[Decision]:
     """Give the decisions about completed paths whose last records without data these are."""
-    action, reason = UNCHANGED.action.value, UNCHANGED.reason
+    action, reason = _WORD[UNCHANGED.action], UNCHANGED.reason
     for path, took in zip(paths, records.column("took"), strict=True):
         seconds = None if took is None else took / 1e6
         yield _new_decision((path, action, reason, seconds, NOTHING, NOTHING, None, False))

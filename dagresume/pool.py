@@ -110,7 +110,7 @@ class Pool:
     ) -> None:
         self.free = self.size = concurrency
         self._full, self._wake, self._lapsed = full, wake, lapsed
-        self._ready: deque[Source] = deque()
+        self.awaited: deque[Source] = deque()  # what waits for a slot
         self._gates = {name: Gate(limit, clock, self._unpark) for name, limit in limits.items()}
 
     def gate(self, name: str | None, node: str) -> Gate | None:
@@ -131,28 +131,23 @@ class Pool:
         if not source.queued:
             source.queued = True
             source.run.waiting += 1
-            self._ready.append(source)
-
-    @property
-    def awaited(self) -> bool:
-        """Whether a slot is free and something waits for one."""
-        return bool(self._ready) and self.free > 0
+            self.awaited.append(source)
 
     @property
     def idle(self) -> bool:
         """Whether a slot is free and nobody waits for it."""
-        return self.free > 0 and not self._ready and not self._full()
+        return self.free > 0 and not self.awaited and not self._full()
 
     @property
     def halted(self) -> bool:
         """Whether nothing may start although something is ready: our runs may be somebody else's by now."""
-        return bool(self._ready) and self._lapsed()
+        return bool(self.awaited) and self._lapsed()
 
     def next(self) -> Any:
         """Give the next attempt with a slot and a place in its limit reserved; None if nothing may start
         now.
         """
-        ready = self._ready
+        ready = self.awaited
         while ready and self.free > 0 and not self._full():
             source = ready.popleft()
             attempt = None if source.dropped or not source.more else self.reserve(source)
@@ -200,5 +195,5 @@ class Pool:
         thousand looks.
         """
         if gate.parked:
-            self._ready.appendleft(gate.parked.popleft())
+            self.awaited.appendleft(gate.parked.popleft())
             self._wake()

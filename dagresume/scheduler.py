@@ -191,7 +191,9 @@ class Run:
         if self.todo:
             self.advance(step)
         if self.stopping is None:
-            start_ready(self.services.pool, step)
+            pool = self.services.pool
+            if pool.awaited and pool.free > 0:
+                start_ready(pool, step)
             if step.opens or step.arrivals:
                 self._ride(step)
             if not self.root.open:
@@ -281,7 +283,7 @@ class Run:
             self._begin(step)
         if step.ends is not None:
             self._finish(step.ends)
-        elif not self.live:
+        elif not self.live and not self._inflight:
             self._check()
 
     def count_commit(self) -> None:
@@ -362,7 +364,7 @@ class Run:
         finally:
             job.task = None  # its context knows the job: a circle that only the collector would find
             self.live.discard(job)
-            if not self.live:
+            if not self.live and not self._inflight:
                 self._check()
 
     async def _attempt(self, job: Job) -> None:
@@ -524,7 +526,7 @@ class Run:
             step = Step(self, [Record(*head, None, None, took, told)])
         else:
             blob = None if data is None else data.get("blob")
-            digest = codec.digest(result) if blob is None else bytes.fromhex(blob)[:16]  # of the same text
+            digest = codec.digest(result) if blob is None else codec.digest_of(blob)
             cell = result if blob is None else Stored(job.path, 0, digest, blob)
             step = Step(
                 self, [new_record((*head, digest, len(result), took, told, None if blob else result, None))]
@@ -1042,10 +1044,10 @@ def start_ready(pool: Pool, step: Step | None = None) -> None:
     """Start what may start now. Start records that must be durable first ride in `step`, or in a unit of
     their own.
     """
-    if not pool.awaited or pool.halted:
+    if pool.halted:
         return
     units: dict[Run, Step] = {}
-    while (job := pool.next()) is not None:
+    while pool.free > 0 and (job := pool.next()) is not None:
         run: Run = job.run
         if not job.awaits_record:
             run.start(job)

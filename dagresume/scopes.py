@@ -196,12 +196,19 @@ class Scope:
     # -- deciding -------------------------------------------------------------------------------------
 
     def _decide_all(self, vertices: Sequence[Vertex], step: Step) -> None:
-        paths = self.run.snapshot.paths
-        if not paths:
-            for vertex in vertices:
-                self._decide(vertex, step)
+        if self.run.snapshot.paths:
+            self._decide_again_all(vertices, step)
             return
-        rows = paths.find([self.prefix + vertex.id for vertex in vertices])
+        known = self.bad or self.away or self.remaking
+        for vertex in vertices:
+            if known or not vertex.is_plain or vertex.node.trigger == "any_failed":
+                self._decide(vertex, step)
+            else:  # nothing has been, nothing is amiss: there is nothing to decide
+                path, gate = self.prefix + vertex.id, self.run.gate_of(vertex)
+                step.opens.append(Job(self.run, self, vertex, path, self.fingerprint(vertex), gate))
+
+    def _decide_again_all(self, vertices: Sequence[Vertex], step: Step) -> None:
+        rows = self.run.snapshot.paths.find([self.prefix + vertex.id for vertex in vertices])
         for vertex, row in zip(vertices, rows, strict=True):
             if row is None or row[0] != ev.COMPLETED or not self._stays(vertex, ev.new_record(row), step):
                 self._decide(vertex, step)

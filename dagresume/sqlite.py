@@ -19,6 +19,7 @@ import aiosqlite
 import anyio
 
 from dagresume import forks
+from dagresume.collector import paused
 from dagresume.errors import StoreError
 from dagresume.events import Record, Records, r5_word
 from dagresume.forgetting import foresee, forget
@@ -63,6 +64,8 @@ T = TypeVar("T")
 _TIMEOUT: Final = 5.0
 _RUN_COLUMNS: Final = ", ".join(RunRow._fields)
 _SESSION: Final = ", ".join(Session._fields)
+_IS_SMALL: Final = "size <= 128 AND typeof(output) = 'text'"
+"""Of an output that is read with its record: a resume is likely to need it."""
 _RECORD: Final = f"{EVENT_COLUMNS.removesuffix(', output')}, NULL, seq"
 """The columns of a `Record` without its output, whose pages a reader of the journal never touches."""
 
@@ -340,13 +343,14 @@ class SQLiteStore:
         row = RunRow(*found)
         # A list of row numbers comes sorted: in order without sorting the rows.
         which = "seq IN (SELECT seq FROM dagresume_events WHERE run = ?)"
-        records = conn.execute(
-            f"SELECT {_RECORD} FROM dagresume_events WHERE {which} ORDER BY seq", [row.run]
-        ).fetchall()
+        try:
+            records = _records(conn, which, row.run, f"CASE WHEN {_IS_SMALL} THEN output END")
+        except (sqlite3.OperationalError, UnicodeDecodeError):
+            records = _records(conn, which, row.run, "NULL")  # whoever needs the one that is broken finds out
         graphs = "SELECT graph FROM dagresume_definitions WHERE definition = ?"
         graph = conn.execute(graphs, [row.definition]).fetchone()
         owner = holder(conn, row.owner, self._clock)
-        return Loaded(row, Records(records), graph[0] if graph else "", owner)
+        return Loaded(row, records, graph[0] if graph else "", owner)
 
     async def find(
         self,
@@ -468,6 +472,14 @@ def _tailed(conn: sqlite3.Connection, where: str, values: Sequence[Any]) -> list
         f" ON r.run = e.run WHERE {where} ORDER BY seq LIMIT ?"
     )
     return [(row[0], Record._make(row[1:])) for row in conn.execute(sql, values)]
+
+
+def _records(conn: sqlite3.Connection, which: str, run: int, output: str) -> Records:
+    """Give the records of a run in order, each with the output that this expression gives."""
+    columns = _RECORD.replace("NULL", output)
+    sql = f"SELECT {columns} FROM dagresume_events WHERE {which} ORDER BY seq"
+    with paused():
+        return Records(conn.execute(sql, [run]).fetchall())
 
 
 def _outputs(seqs: Sequence[int], conn: sqlite3.Connection) -> list[str | None]:

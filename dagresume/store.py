@@ -303,7 +303,11 @@ class CommitCancelled(asyncio.CancelledError):
 
 
 class Loaded(NamedTuple):
-    """A run as it is stored: its row, its journal without the outputs, its definition's JSON, who owns it."""
+    """A run as it is stored: its row, its journal, its definition's JSON, who owns it.
+
+    The records come without their outputs. A store may leave small ones in: whoever takes one looks whether
+    it is what its digest says.
+    """
 
     row: RunRow
     records: Sequence[Record]

@@ -21,6 +21,10 @@ __all__ = ["SIZE_LIMIT", "Wal", "uri"]
 
 _PAGE: Final = 4096
 _EXTENT: Final = 4 << 20
+_STEP: Final = 1 << 20
+"""By how much the file is made longer at once: what a short run does not need it does not pay for."""
+_AHEAD: Final = 32
+"""Frames before its end at which it is made longer; a log that never gets so long is left alone."""
 SIZE_LIMIT: Final = 2 * _EXTENT
 """What the file is cut to when the log starts over: more than its usual size, or it would grow each time."""
 _BULK: Final = 800
@@ -50,14 +54,14 @@ class Wal:
         self._left = 0
         self._scale = 1.0
         self._too_long = _TOO_LONG
-        self._extended = False
+        self._reach = 0  # frames the file has room for, as far as we know
         self._said: set[str] = set()
         self._copier: threading.Thread | None = None
 
     def after(self, conn: sqlite3.Connection, commits: int, rows: int, size: int) -> None:
         """Look after the log once `commits` transactions wrote `rows` records with `size` bytes of output."""
         self._frames += (3 * commits + (rows * _ROW + size) / _PAGE) * self._scale
-        if not self._extended and self._frames >= 32:
+        if self._frames >= max(_AHEAD, self._reach - _AHEAD) and self._reach * _PAGE < _EXTENT:
             self._extend(conn)
         if self._frames < _BULK:
             return
@@ -80,16 +84,18 @@ class Wal:
             self._warn_of(error)
 
     def _extend(self, conn: sqlite3.Connection) -> None:
-        """Make the file as long as it usually gets: a transaction too big for the cache, undone."""
-        self._extended = True
+        """Make the file longer, up to what it usually gets: a transaction too big for the cache, undone."""
+        self._reach = int(self._frames) + _STEP // _PAGE
         with contextlib.suppress(OSError):
-            if Path(f"{self._path}-wal").stat().st_size >= _EXTENT:
+            there = Path(f"{self._path}-wal").stat().st_size // _PAGE
+            if there >= self._reach:
+                self._reach = there
                 return
         cache = conn.execute("PRAGMA cache_size").fetchone()[0]
         with contextlib.suppress(sqlite3.Error):
             conn.execute("PRAGMA cache_size = 16")
             conn.execute("BEGIN IMMEDIATE")
-            conn.execute("INSERT INTO dagresume_meta VALUES ('extent', zeroblob(?))", [_EXTENT])
+            conn.execute("INSERT INTO dagresume_meta VALUES ('extent', zeroblob(?))", [_STEP])
         if conn.in_transaction:
             conn.execute("ROLLBACK")
         conn.execute(f"PRAGMA cache_size = {cache}")

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Worker", "Writer", "holder"]
 
+_committed: Final[Callable[[tuple[int, int, int]], Committed]] = partial(tuple.__new__, Committed)
 LOOK: Final = 0.25
 """Seconds between two looks whether the files are still there."""
 _WIDTH: Final = 12
@@ -147,11 +148,10 @@ class Writer(Worker):
         outcomes: list[Outcome] = []
         for group in _groups(units):
             outcomes += self._together(group)
-        rows = sum(len(unit.records) for unit in units)
-        size = sum(len(record.output) for unit in units for record in unit.records if record.output)
+        sizes = [len(record.output or ()) for unit in units for record in unit.records]
         # What is written is written: whatever goes wrong from here on must not hide it.
         with contextlib.suppress(Exception):
-            self.wal.after(self, self.commits - commits, rows, size)
+            self.wal.after(self, self.commits - commits, len(sizes), sum(sizes))
         return outcomes
 
     def _gone(self) -> StoreError | None:
@@ -244,13 +244,16 @@ class Writer(Worker):
         """Give the one statement for these units; None if they need more than that."""
         owners: dict[int, Owned] = {}
         rows = 0
+        last: Any = None
         for unit in units:
+            if not _is_plain(unit):
+                return None
             guard = unit.guard
-            if not isinstance(guard, Owned) or not _is_plain(unit):
-                return None
-            known = owners.setdefault(guard.run, guard)
-            if known is not guard and known != guard:
-                return None
+            if guard is not last:
+                assert isinstance(guard, Owned)
+                last = guard
+                if owners.setdefault(guard.run, guard) != guard:
+                    return None
             rows += len(unit.records)
         if rows > self._most_rows or len({guard.session for guard in owners.values()}) != 1:
             return None
@@ -273,10 +276,10 @@ class Writer(Worker):
         runs = None if inserted == plain.rows else self._runs_written(seq, inserted)
         outcomes: list[Committed | None] = []
         for unit in units:
-            run, epoch = unit.guard.run, unit.guard.epoch  # type: ignore[union-attr]  # all are Owned
-            if runs is None or run in runs:
+            guard: Any = unit.guard  # an Owned
+            if runs is None or guard.run in runs:
                 seq += len(unit.records)
-                outcomes.append(Committed(seq, run, epoch))
+                outcomes.append(_committed((seq, guard.run, guard.epoch)))
             else:
                 outcomes.append(None)
         return outcomes
@@ -546,9 +549,9 @@ def _groups(units: Sequence[Unit]) -> Iterator[Sequence[Unit]]:
 
 
 def _is_plain(unit: Unit) -> bool:
-    if unit.definition or unit.logs or unit.sql or unit.once or not unit.records:
+    if type(unit.guard) is not Owned or unit.definition or unit.logs or unit.sql or unit.once:
         return False
-    return isinstance(unit.guard, Owned)
+    return bool(unit.records)
 
 
 def _changes_row(unit: Unit) -> bool:

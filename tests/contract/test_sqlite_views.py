@@ -3,6 +3,7 @@
 import re
 import sqlite3
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagresume import events
+from dagresume import codec, events
 from dagresume.contracts import START, completed, created, definition, new_run
 from dagresume.events import NodeStatus, Record, RunStatus, Snapshot, r5_word, run_record, status_of
 from dagresume.schema import migrate
@@ -252,9 +253,36 @@ async def test_no_statement_of_the_store_goes_through_the_whole_journal(
     assert "dagresume_events_audit" in plan
 
 
-async def test_a_load_touches_no_output(store: SQLiteStore, asked: Spy) -> None:
-    await store.commit([Unit(new_run("r1", 1), [created()])])
+def packed(path: str, text: str) -> Record:
+    return completed(path, output=text)._replace(size=len(text), digest=codec.digest(text))
+
+
+async def test_a_load_touches_small_outputs_alone(store: SQLiteStore, asked: Spy) -> None:
+    """Those that lie in the page of their record; a tail touches none."""
+    outputs = ["1", '"' + 100 * "s" + '"', '"' + 1000 * "b" + '"']
+    done = [packed(f"n{n}", text) for n, text in enumerate(outputs)]
+    await store.commit([Unit(new_run("r1", 1), [created(), *done])])
     asked.clear()
-    await store.load("r1")
+    loaded = await store.load("r1")
+    assert loaded is not None
+    assert [record.output for record in loaded.records] == [None, *outputs[:2], None]
     await store.tail(0)
-    assert not any("output" in sql for sql, _ in asked)
+    found = [sql for sql, _ in asked if "output" in sql]
+    assert len(found) == 1
+    assert "CASE WHEN size <= " in found[0]
+
+
+@pytest.mark.parametrize("written", ["'\"another\"'", "x'31'", "CAST(x'22c322' AS TEXT)", "1"])
+async def test_a_small_output_that_was_altered_is_left_in_the_store(
+    store: SQLiteStore, db: Path, written: str
+) -> None:
+    """Whoever needs it finds out; a run that does not need it is loaded."""
+    await store.commit([Unit(new_run("r1", 1), [created(), packed("n", '"sound"')])])
+    before = await store.load("r1")
+    assert before is not None
+    assert before.records[1].output == '"sound"'
+    with closing(sqlite3.connect(db)) as conn, conn:
+        conn.execute(f"UPDATE dagresume_events SET output = {written} WHERE path = 'n'")
+    loaded = await store.load("r1")
+    assert loaded is not None
+    assert [record.output for record in loaded.records] == [None, None]

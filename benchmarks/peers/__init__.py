@@ -1,0 +1,1 @@
+"""dagresume beside other durable engines, each in an environment of its own."""
