@@ -209,9 +209,9 @@ new_record: Final[Callable[[tuple[Any, ...]], Record]] = partial(tuple.__new__, 
 
 Row = tuple[Any, ...]
 """The columns of a record as a store gives them; or a `Record`, which is such a tuple."""
-_SEQ: Final = Record._fields.index("seq")
-_DATA: Final = Record._fields.index("data")
-_PATH: Final = Record._fields.index("path")
+_PATH, INPUT, DIGEST, _DATA, OUTPUT, _SEQ = map(
+    Record._fields.index, ("path", "input", "digest", "data", "output", "seq")
+)
 
 
 class Records(Sequence[Record]):

@@ -18,7 +18,7 @@ from dagresume.planner import Vertex, matches
 from dagresume.policy import ItemFailure, Join, NodeFailure, Settled, tolerated
 from dagresume.results import Stored
 
-__all__ = ["NULL", "NULL_DIGEST", "PASSED", "Feed", "cell_of", "item_failure"]
+__all__ = ["NULL", "NULL_DIGEST", "PASSED", "Feed", "cell_of", "holds_output", "item_failure"]
 
 PASSED: Final = "passed"  # reason: the item was handed on uncalled, since there was nothing to call it with
 NULL: Final = "null"
@@ -38,6 +38,12 @@ def _passes(cell: Any) -> bool:
     return isinstance(cell, str) and (cell == NULL or cell.startswith(_FAILURE))
 
 
+def holds_output(record: Record) -> bool:
+    """Say whether a record holds its own output. What was in the store may have been altered there."""
+    text = record.output
+    return text is not None and (record.seq is None or codec.digest(text) == record.digest)
+
+
 def cell_of(record: Record) -> str | Stored:
     """Give the output of a completed item if it is at hand, else where it lies; what chained maps hand on is
     known without a look.
@@ -45,8 +51,8 @@ def cell_of(record: Record) -> str | Stored:
     if record.reason == PASSED:
         passed: str = record.facts["passed"]
         return passed
-    if record.output is not None and (record.seq is None or codec.digest(record.output) == record.digest):
-        return record.output  # of a record that has a seq it may have been altered in the store
+    if record.output is not None and holds_output(record):
+        return record.output
     return NULL if record.digest == NULL_DIGEST else Stored.of(record)
 
 

@@ -210,22 +210,25 @@ class Scope:
     def _decide_again_all(self, vertices: Sequence[Vertex], step: Step) -> None:
         rows = self.run.snapshot.paths.find([self.prefix + vertex.id for vertex in vertices])
         for vertex, row in zip(vertices, rows, strict=True):
-            if row is None or row[0] != ev.COMPLETED or not self._stays(vertex, ev.new_record(row), step):
+            if row is None or row[0] != ev.COMPLETED or not self._stays(vertex, row, step):
                 self._decide(vertex, step)
 
-    def _stays(self, vertex: Vertex, prior: Record, step: Step) -> bool:
+    def _stays(self, vertex: Vertex, row: ev.Row, step: Step) -> bool:
         """Settle what a resume meets most: a function that has completed with this very input. False: it is
         something else; `_decide` would come to the same, but asks more.
         """
         if not vertex.is_plain or vertex.junction in self.bad or vertex.node.trigger == "any_failed":
             return False
         fingerprint = self.fingerprint(vertex)
-        if prior.input != fingerprint:
+        if row[ev.INPUT] != fingerprint:
             return False
         if vertex.pure:
             self.complete(vertex.index, UNMADE, fingerprint, step)
-        else:
-            self.complete(vertex.index, cell_of(prior), prior.digest or _NO_DIGEST, step)
+            return True
+        out, digest = row[ev.OUTPUT], row[ev.DIGEST]
+        if out is None or codec.digest(out) != digest:
+            out = cell_of(ev.new_record(row))
+        self.complete(vertex.index, out, digest or _NO_DIGEST, step)
         return True
 
     def _decide(self, vertex: Vertex, step: Step) -> None:
