@@ -35,6 +35,7 @@ class Row:
     durability: str = DURABLE
     note: str = ""
     python: str = field(default_factory=platform.python_version)
+    module: str = "benchmarks.goals"
 
     @property
     def met(self) -> bool:
@@ -42,7 +43,7 @@ class Row:
 
     @property
     def command(self) -> str:
-        return f"python -m benchmarks.goals {self.key}"
+        return f"python -m {self.module} {self.key}"
 
     @property
     def goal(self) -> str:
