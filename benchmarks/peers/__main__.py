@@ -290,6 +290,7 @@ def row(
         note=f"{1 / Spread.of(pairs).median:.1f} times as fast"
         + ("" if kept.durable else "; not durable, so it counts for no goal"),
         module="benchmarks.peers",
+        counts=kept.durable,
     )
 
 

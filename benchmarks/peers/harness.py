@@ -58,9 +58,9 @@ def before_death(call: Callable[[], Any]) -> None:
     _before_death.append(call)
 
 
-def main(package: str, run: Callable[[str, int, Path, bool], Awaitable[float]]) -> None:
+def main(package: str, run: Callable[[str, int, Path, bool], Awaitable[float]], *, beside: str = "") -> None:
     """Do the work that was asked for. `run` takes the work, how many steps, the folder, and whether an
-    earlier process was killed; it gives the seconds the workflow took.
+    earlier process was killed; it gives the seconds the workflow took. `beside`: what else has a version.
     """
     global _deadly
     asked, steps, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
@@ -73,7 +73,7 @@ def main(package: str, run: Callable[[str, int, Path, bool], Awaitable[float]]) 
         version = version_of(package)
     except PackageNotFoundError:
         version = "of this checkout"
-    told = {"us": seconds / steps * 1e6, "ran": ran, "version": version}
+    told = {"us": seconds / steps * 1e6, "ran": ran, "version": f"{version} {beside}".strip()}
     print(json.dumps(told | {"python": platform.python_version()}), flush=True)
     for call in _before_death:
         call()

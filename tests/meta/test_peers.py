@@ -87,6 +87,7 @@ def test_the_ratio_is_of_pairs_and_a_peer_that_loses_steps_counts_for_no_goal(
     assert "4 in a chain and 4 in a fanout ran again" in rows[1].durability
     assert "counts for no goal" in rows[1].note
     assert [each.met for each in rows] == [True, True, False, False]
+    assert [each.counts for each in rows] == [True, False, True, False]
 
 
 def test_a_peer_that_fails_is_told_with_its_last_line_and_the_others_are_measured(
