@@ -41,13 +41,13 @@ def newest(folder: Path = RESULTS) -> list[Measured]:
         if file["scale"] == 1:
             for row in file["rows"]:
                 found.setdefault((row["key"], row["work"], _peer(row)), Measured(row, file))
-    order = [*ROWS, "peers"]
-    return sorted(found.values(), key=lambda each: order.index(each.row["key"]))
+    order = {key: place for place, key in enumerate(ROWS)}  # other engines come last
+    return sorted(found.values(), key=lambda each: order.get(each.row["key"], len(order)))
 
 
 def _peer(row: dict[str, Any]) -> str:
     """Give what a row is measured against, without the versions that make another peer of none."""
-    return re.sub(r" \d\S*", "", row["against"]) if row["key"] == "peers" else str(row["against"])
+    return re.sub(r" \d\S*", "", row["against"]) if row["key"] not in ROWS else str(row["against"])
 
 
 # -- cells --------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def spread(told: dict[str, float], unit: str = "") -> str:
 
 
 def goal(row: dict[str, Any]) -> str:
-    return "" if row["limit"] is None else f"≤ {number(row['limit'])} {row['unit']}"
+    return f"≤ {number(row['limit'])} {row['unit']}" if row["counts"] else ""
 
 
 def measured(row: dict[str, Any]) -> str:
@@ -104,7 +104,7 @@ def short(found: list[Measured]) -> str:
             row["python"],
         ]
         for row in (each.row for each in found)
-        if row["limit"] is not None
+        if row["counts"]
     )
     return "".join([*table(headers, rows), "\n", *machines(found)])
 

@@ -135,18 +135,17 @@ def measure(*, rounds: int, scale: float, folder: Path) -> list[Row]:
             against: functools.partial(raw, size, nodes, quoted),
             f"{against}, encoding": functools.partial(raw, size, nodes, json.dumps),
         }
-        limits: dict[str, float | None] = {against: 1.5, f"{against}, encoding": None}
         if size > IN_ROWS:
             named = f"{against}, and an INSERT + COMMIT of its name"
             contenders[named] = functools.partial(in_files, size, nodes, quoted, named=True)
-            limits[named] = None
-        ratios = [("dagresume", other) for other in limits]
+        ratios = [("dagresume", other) for other in contenders if other != "dagresume"]
         report = compare(f"outputs of {name}", nodes, contenders, ratios, rounds=rounds, folder=folder)
         rows += [
             pair(
-                "values", report, "dagresume", other, limit, rounds=rounds, figures="µs per output",
+                "values", report, *both, 1.5, rounds=rounds, figures="µs per output",
                 work=f"an output of {name}", durability=DURABLE if size <= IN_ROWS else SPILLED,
+                counts=both[1] == against,
             )
-            for other, limit in limits.items()
+            for both in ratios
         ]  # fmt: skip
     return rows

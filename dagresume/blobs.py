@@ -12,6 +12,7 @@ import hashlib
 import os
 import re
 import shutil
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,8 @@ __all__ = ["BlobLost", "BlobStore", "explained", "measure", "remove", "sync_fold
 _PLAIN: Final = re.compile(r"[0-9a-z][0-9a-z-]{0,79}")
 _NAME: Final = re.compile(r"[0-9a-f]{64}")
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_LONG: Final = 1 << 19
+"""Bytes from which on a thread for the digest saves more than it costs."""
 _READ_ONLY: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR})
 
 
@@ -43,12 +46,10 @@ class BlobStore:
         The same text has the same name; it is written again, which mends a file that was altered.
         """
         content = text.encode()
-        name = hashlib.sha256(content).hexdigest()
         folder = self.of(run_id)
         with explained(folder):
             self._make(folder)
-            _replace(folder / name, content)
-        return name
+            return _put(folder, content)
 
     def read(self, run_id: str, name: str) -> str:
         """Give the text back; BlobLost if its file is gone or holds something else."""
@@ -111,20 +112,43 @@ def measure(folder: Path) -> tuple[int, int]:
     return count, size
 
 
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file so that after a crash it is there as a whole or not at all."""
-    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+class _Name:
+    """The name of a content, which is found meanwhile where that takes long: the disk is as slow."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content, self._found = content, ""
+        self._finder: threading.Thread | None = None
+        if len(content) >= _LONG:
+            self._finder = threading.Thread(target=self._find, name="dagresume-digest", daemon=True)
+            self._finder.start()
+
+    def _find(self) -> None:
+        self._found = hashlib.sha256(self._content).hexdigest()
+
+    def __str__(self) -> str:
+        if self._finder is not None:
+            self._finder.join()
+        if not self._found:
+            self._find()
+        return self._found
+
+
+def _put(folder: Path, content: bytes) -> str:
+    """Write a file so that after a crash it is there as a whole or not at all; gives its name."""
+    name = _Name(content)
+    draft = folder / f".{uuid.uuid4().hex}"
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(descriptor)
-        draft.replace(path)
+        draft.replace(folder / str(name))
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    sync_folder(folder)
+    return str(name)
 
 
 def sync_folder(folder: Path) -> None:

@@ -51,6 +51,10 @@ _DEPTH = 200  # levels of containers; a level is up to 4 Python frames here and 
 ATOMS: Final = frozenset({str, int, float, bool, NoneType})
 """The types of plain values that cannot change."""
 
+_LONG: Final = 4096
+# the likely ones first
+_ESCAPED: Final = ("\n", '"', "\\", *(chr(n) for n in range(32) if chr(n) != "\n"))
+
 _Encode = Callable[[Any, int], Iterable[str]]
 
 
@@ -82,13 +86,26 @@ def _is_plain(value: Any, room: int = _DEPTH) -> bool:
 def _written(value: Any, types: Types, encode: _Encode) -> str:
     kind = type(value)
     try:
-        if kind in ATOMS or ((kind is dict or kind is list) and _is_plain(value)):
+        if kind is str:
+            text = _quoted(value)
+            if text.isascii() or text.encode():
+                return text
+        elif kind in ATOMS or ((kind is dict or kind is list) and _is_plain(value)):
             text = "".join(encode(value, 0))
             if _MARK not in text and (text.isascii() or text.encode()):
                 return text
     except (ValueError, RecursionError):
         pass  # NaN, ±inf, a lone surrogate, an int beyond the digit limit; or the stack is full already
     return _Packer(types, encode).whole(value)
+
+
+def _quoted(text: str) -> str:
+    """Give a string as JSON. Where it is long and nothing in it is to be escaped, that is known sooner by a
+    search for each such character than by a look at each that is there.
+    """
+    if len(text) < _LONG or any(character in text for character in _ESCAPED):
+        return encode_basestring(text)
+    return f'"{text}"'
 
 
 def _is_clean(text: str) -> bool:

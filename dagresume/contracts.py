@@ -291,7 +291,7 @@ class StoreContract:
             "",
         ]
         for unit, outcome in zip(units, outcomes, strict=True):
-            records = (await engine.all("r1")).records + (await engine.all("r2")).records
+            records = [*(await engine.all("r1")).records, *(await engine.all("r2")).records]
             stored = {record.path: record.seq for record in records}
             if isinstance(outcome, Committed):
                 assert stored[unit.records[-1].path] == outcome.seq

@@ -10,17 +10,28 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from functools import partial
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, overload
 
 from dagresume.clock import to_datetime
 from dagresume.masks import HIDDEN
 
-__all__ = ["Event", "NodeStatus", "Record", "RunStatus", "Snapshot", "projection", "segments", "status_of"]
+__all__ = [
+    "Event",
+    "NodeStatus",
+    "Paths",
+    "Record",
+    "Records",
+    "RunStatus",
+    "Snapshot",
+    "projection",
+    "segments",
+    "status_of",
+]
 
 
 class RunStatus(StrEnum):
@@ -194,6 +205,95 @@ def status_of(record: Record | None) -> NodeStatus:
 
 new_record: Final[Callable[[tuple[Any, ...]], Record]] = partial(tuple.__new__, Record)
 """Makes a record of all its columns in order, five times as fast as by their names."""
+
+
+Row = tuple[Any, ...]
+"""The columns of a record as a store gives them; or a `Record`, which is such a tuple."""
+_PATH, INPUT, DIGEST, _DATA, OUTPUT, _SEQ = map(
+    Record._fields.index, ("path", "input", "digest", "data", "output", "seq")
+)
+
+
+class Records(Sequence[Record]):
+    """Records of a journal, each made when it is looked at.
+
+    A million named tuples are looked at by the garbage collector again and again; plain ones of plain values
+    are let be after the first time.
+    """
+
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+    @overload
+    def __getitem__(self, index: slice) -> Records: ...
+    def __getitem__(self, index: int | slice) -> Record | Records:
+        return Records(self.rows[index]) if isinstance(index, slice) else new_record(self.rows[index])
+
+    def __iter__(self) -> Iterator[Record]:
+        return map(new_record, self.rows)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self.rows) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def column(self, name: str) -> list[Any]:
+        """Give one column of all of them."""
+        return list(map(itemgetter(Record._fields.index(name)), self.rows))
+
+    @property
+    def hold_outputs(self) -> bool:
+        """Whether each tells of an output and holds it itself."""
+        return all(row[0] == COMPLETED and row[_DATA] is None for row in self.rows)
+
+
+class Paths(dict[str, Record]):
+    """The last record of each path; like `Records`, each made when it is looked at."""
+
+    __slots__ = ()
+
+    def get(self, path: str, default: Any = None) -> Any:
+        row = _get(self, path)
+        return default if row is None else row if type(row) is Record else new_record(row)
+
+    def __getitem__(self, path: str) -> Record:
+        return new_record(super().__getitem__(path))
+
+    def items(self) -> Iterator[tuple[str, Record]]:  # type: ignore[override]  # once, in order
+        return zip(self, self.values(), strict=True)
+
+    def values(self) -> Iterator[Record]:  # type: ignore[override]  # likewise
+        return map(new_record, dict.values(self))
+
+    def copy(self) -> Paths:
+        return Paths(self)
+
+    def find(self, paths: Iterable[str]) -> list[Row | None]:
+        """Give what is there for each of these paths, as it lies there."""
+        return [_get(self, path) for path in paths]
+
+    def unfinished(self) -> Iterator[tuple[str, Record]]:
+        """Give the paths whose last record is not that they completed."""
+        rows = [(path, row) for path, row in dict.items(self) if row[0] != COMPLETED]
+        return ((path, new_record(row)) for path, row in rows)
+
+    def telling(self) -> Iterator[tuple[str, Record]]:
+        """Give the paths whose last record has data."""
+        rows = [(path, row) for path, row in dict.items(self) if row[_DATA] is not None]
+        return ((path, new_record(row)) for path, row in rows)
+
+
+_get: Final[Callable[[dict[str, Any], str], Row | None]] = dict.get
 
 
 def node_record(
@@ -406,7 +506,7 @@ class Snapshot:
     )
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
-        self.paths: dict[str, Record] = {}
+        self.paths = Paths()
         self.generations: dict[str, int] = {}
         self.before: dict[str, int] = {}
         self.codes: dict[str, str] = {}
@@ -434,17 +534,17 @@ class Snapshot:
 
     def fold(self, records: Iterable[Record]) -> None:
         """Apply records in their order; in place, one dictionary store for the common kind."""
-        paths = self.paths
-        record = None
-        for record in records:
-            if record.kind == COMPLETED:
-                paths[record.path] = record  # type: ignore[index]  # a node's record has a path
-                if record.data is not None:
-                    self._note(record)
+        paths: dict[str, Row] = self.paths  # type: ignore[assignment]  # which makes records of them
+        row: Row | None = None
+        for row in records.rows if isinstance(records, Records) else records:
+            if row[0] == COMPLETED:
+                paths[row[_PATH]] = row
+                if row[_DATA] is not None:
+                    self._note(new_record(row))
             else:
-                self.apply(record)
-        if record is not None and record.seq is not None:
-            self.last_seq = record.seq
+                self.apply(new_record(row))
+        if row is not None and row[_SEQ] is not None:
+            self.last_seq = row[_SEQ]
 
     def apply(self, record: Record) -> None:
         """Apply one record."""

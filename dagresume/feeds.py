@@ -18,7 +18,7 @@ from dagresume.planner import Vertex, matches
 from dagresume.policy import ItemFailure, Join, NodeFailure, Settled, tolerated
 from dagresume.results import Stored
 
-__all__ = ["NULL", "NULL_DIGEST", "PASSED", "Feed", "cell_of", "item_failure"]
+__all__ = ["NULL", "NULL_DIGEST", "PASSED", "Feed", "cell_of", "holds_output", "item_failure"]
 
 PASSED: Final = "passed"  # reason: the item was handed on uncalled, since there was nothing to call it with
 NULL: Final = "null"
@@ -38,6 +38,12 @@ def _passes(cell: Any) -> bool:
     return isinstance(cell, str) and (cell == NULL or cell.startswith(_FAILURE))
 
 
+def holds_output(record: Record) -> bool:
+    """Say whether a record holds its own output. What was in the store may have been altered there."""
+    text = record.output
+    return text is not None and (record.seq is None or codec.digest(text) == record.digest)
+
+
 def cell_of(record: Record) -> str | Stored:
     """Give the output of a completed item if it is at hand, else where it lies; what chained maps hand on is
     known without a look.
@@ -45,7 +51,7 @@ def cell_of(record: Record) -> str | Stored:
     if record.reason == PASSED:
         passed: str = record.facts["passed"]
         return passed
-    if record.output is not None:
+    if record.output is not None and holds_output(record):
         return record.output
     return NULL if record.digest == NULL_DIGEST else Stored.of(record)
 
@@ -381,6 +387,7 @@ class Feed:
             digest = hashlib.sha256(b"%d:" % self.count + self.cells.digests).digest()[:16]
             step.records.append(self._record(ev.COMPLETED, "success", None, digest))
             step.concludes = True
+            self.lists = []  # a list may be large, and nobody takes anything of it any more
             scope.complete(
                 i, self.cells, digest if not self.vertex.pure else self.fingerprint or digest, step
             )

@@ -26,7 +26,7 @@ from dagresume.events import (
     node_record,
     segments,
 )
-from dagresume.feeds import PASSED
+from dagresume.feeds import PASSED, holds_output
 from dagresume.planner import Body, Vertex, resolution, uncertain_paths
 from dagresume.program import Program, is_leaf, steps_to
 from dagresume.reach import Reach
@@ -154,7 +154,7 @@ def _copied(program: Program, snapshot: Snapshot, record: Record, now: int) -> C
     reason = COPIED if record.kind == COMPLETED and not _says_more(record) else record.reason
     data = json.dumps(facts) if facts else None
     copy = record._replace(at=now, reason=reason, data=data, seq=None)
-    elsewhere = record.output is None and _has_output(vertex, record)
+    elsewhere = not holds_output(record) and _has_output(vertex, record)
     return Copy(copy, Stored.of(record) if elsewhere else None)
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from dagresume import codec, effects
 from dagresume import events as ev
 from dagresume.clock import Clock
-from dagresume.events import Record, Snapshot
+from dagresume.events import Record, Records, Snapshot
 from dagresume.executor import Call, Executor
 from dagresume.journal import Entry, Journal
 from dagresume.masks import Mask
@@ -45,6 +45,7 @@ __all__ = [
     "Cells",
     "Driver",
     "Flight",
+    "Former",
     "Input",
     "Job",
     "Listing",
@@ -55,12 +56,15 @@ __all__ = [
     "Services",
     "Step",
     "Values",
+    "load_cells",
 ]
 
 CURRENT: ContextVar[Job | None] = ContextVar("dagresume_job", default=None)
 """The job whose body is running."""
 OPEN: Final = 255  # in Scope.state: not settled
 LOG_LINES: Final = 1000  # an attempt keeps at most so many
+Fetch = Callable[[Sequence[Stored | Record]], Awaitable[list[str]]]
+"""Reads outputs of one run from where they lie: a record without data holds its own."""
 
 
 @dataclass(slots=True)
@@ -74,7 +78,7 @@ class Services:
     clock: Clock
     executor: Callable[[str], Executor]
     load: Callable[[str], Awaitable[Loaded | None]]
-    fetch: Callable[[str, Sequence[Stored]], Awaitable[list[str]]]
+    fetch: Callable[[str, Sequence[Stored | Record]], Awaitable[list[str]]]
     spill: Callable[[str, str], Awaitable[str]]
     spill_bytes: int | None
     once: Callable[[str, str], Awaitable[OnceFound | None]]
@@ -166,14 +170,6 @@ class Cells:
         self.digests = bytearray(16 * count)
         self.stored = False  # whether some lie in the store
 
-    @classmethod
-    def of(cls, found: list[Any], digests: Sequence[bytes]) -> Cells:
-        """Give those of a map that has ended."""
-        cells = cls(0)
-        cells.cells, cells.digests = found, bytearray(b"".join(digests))
-        cells.stored = any(type(cell) is Stored for cell in found)
-        return cells
-
     def __len__(self) -> int:
         return len(self.cells)
 
@@ -187,6 +183,58 @@ class Cells:
         self.digests[16 * k : 16 * k + 16] = digest
         if type(cell) is Stored:
             self.stored = True
+
+    async def load(self, fetch: Fetch) -> None:
+        """Have all of them in memory."""
+        await load_cells(self.cells, fetch)
+        self.stored = False
+
+
+class Former(Cells):
+    """The items of a map that an earlier process completed, as its records say.
+
+    As a rule they are read all at once, or nobody needs them: what each of them is, is put together only when
+    somebody asks for one. `cell_of` gives that of a record.
+    """
+
+    __slots__ = ("_cell_of", "_records")
+
+    def __init__(self, records: Records, cell_of: Callable[[Record], tuple[str | Stored, bytes]]) -> None:
+        self._records, self._cell_of, self.stored = records, cell_of, True
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getattr__(self, name: str) -> Any:
+        """Put cells and digests together, which are not there yet."""
+        if name not in {"cells", "digests"}:
+            raise AttributeError(name)
+        found = list(map(self._cell_of, self._records))
+        self.cells, self.digests = (
+            [cell for cell, _ in found],
+            bytearray(b"".join(digest for _, digest in found)),
+        )
+        return getattr(self, name)
+
+    async def load(self, fetch: Fetch) -> None:
+        """Have all of them in memory; in one go if each record holds its own output."""
+        records = self._records
+        if records.hold_outputs:
+            digests, texts = records.column("digest"), records.column("output")
+            if None in texts or list(map(codec.digest, texts)) != digests:
+                texts = await fetch(records)
+            self.cells, self.digests = texts, bytearray(b"".join([digest or bytes(16) for digest in digests]))
+            self.stored = False
+        else:
+            await super().load(fetch)
+
+
+async def load_cells(cells: list[Any], fetch: Fetch) -> None:
+    """Read those of these outputs that lie in the store."""
+    missing = [k for k, cell in enumerate(cells) if type(cell) is Stored]
+    if missing:
+        for k, text in zip(missing, await fetch([cells[k] for k in missing]), strict=True):
+            cells[k] = text
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from unicodedata import normalize
 
@@ -59,7 +60,7 @@ def decision(loaded: Loaded, path: str, approve: bool, by: str, comment: str, no
     return Unit(Inbox(loaded.row.run, (ev.DECIDED, path), prior.seq or 0), [record])
 
 
-def _last_wait(records: list[Record], path: str) -> Record | None:
+def _last_wait(records: Sequence[Record], path: str) -> Record | None:
     waits = (r for r in reversed(records) if r.path == path and r.kind == ev.WAITING)
     return next(waits, None)
 

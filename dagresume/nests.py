@@ -215,7 +215,7 @@ class Nest(_Container):
         try:
             for place, out in outs.items():
                 if isinstance(out, Cells):
-                    await self.scope.load_cells(out.cells)
+                    await out.load(self.scope.fetch)
                     outs[place] = whole(out)
                 elif isinstance(out, Stored):
                     outs[place] = await self.loaded(out)

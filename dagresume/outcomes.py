@@ -135,7 +135,7 @@ def _cells(run: Run) -> dict[str, Cell]:
     """Give the outputs of the root's nodes by id, packed or where they lie."""
     state, outs = run.root.state, run.root.out
     done = [v for v in run.rules if state[v.index] == Settled.COMPLETED and not v.pure]
-    return {v.id: out.cells if type(out := outs[v.index]) is Cells else out for v in done}
+    return {v.id: out.cells if isinstance(out := outs[v.index], Cells) else out for v in done}
 
 
 def _status_at(run: Run, path: str) -> str | None:

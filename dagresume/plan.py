@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Final, NamedTuple
 
 from dagresume import events as ev
 from dagresume.collector import paused
-from dagresume.events import Record, Snapshot
+from dagresume.events import Record, Records, Snapshot
 from dagresume.planner import (
     AGAIN,
     HANDLED,
@@ -26,6 +27,7 @@ from dagresume.planner import (
     Vertex,
     decide,
     decision_of,
+    decisions_to_reuse,
     handled,
     is_body,
     part,
@@ -80,17 +82,37 @@ def plan(
         if before is None and not other_code:
             return found
         past = snapshot.paths if before is None else before
-        return [_told(body, snapshot, decision, past.get(decision.path), other_code) for decision in found]
+        told = partial(_told, _At(body), snapshot)
+        return [
+            decision
+            # what is left as it is says already how much it took, and repeats nothing
+            if decision.action == UNCHANGED.action
+            and decision.reason == UNCHANGED.reason
+            and decision.path not in other_code
+            else told(decision, past.get(decision.path), other_code)
+            for decision in found
+        ]
+
+
+class _At:
+    """Finds the vertex of a path; items of one map that come one after the other are of one vertex."""
+
+    def __init__(self, body: Body) -> None:
+        self._body, self._map = body, ""
+        self._vertex: Vertex | None = None
+
+    def __call__(self, path: str) -> Vertex | None:
+        head = path[: path.rindex("[")] if path.endswith("]") else path
+        if head != self._map:
+            self._map, self._vertex = head, self._body.at(path)
+        return self._vertex
 
 
 def _told(
-    body: Body, snapshot: Snapshot, decision: Decision, prior: Record | None, other_code: Collection[str]
+    at: _At, snapshot: Snapshot, decision: Decision, prior: Record | None, other_code: Collection[str]
 ) -> Decision:
     """Give a decision with what it means: how much the path took, whether its effect happens once more."""
-    path = decision.path
-    if decision.action == "reuse" and path not in other_code and prior is snapshot.paths.get(path):
-        return decision  # nobody has touched it: there is no more to tell
-    vertex = body.at(path)
+    path, vertex = decision.path, at(decision.path)
     done = decision_of(path, Verdict(Action(decision.action), decision.reason), prior)
     repeats = None
     if vertex is not None and not vertex.idempotent and is_body(vertex, path):
@@ -159,6 +181,9 @@ class _Foresight:
     def _foresee(self, vertex: Vertex) -> Foreseen:
         path = self.prefix + vertex.id
         prior = self.snapshot.paths.get(path)
+        if prior is not None and prior.kind == ev.COMPLETED and self._stays(vertex, prior):
+            digest = prior.input if vertex.pure else prior.digest
+            return _Outlook("completed", digest), [decision_of(path, UNCHANGED, prior)]
         held = next((self.outlooks[p].held for p in vertex.parents if self.outlooks[p].held), None)
         if held:
             return _Outlook("failed", None, held), self._all(vertex, path, Verdict(Action.WAIT, held))
@@ -186,6 +211,19 @@ class _Foresight:
         ):
             return _Outlook("skipped", None), [decision_of(path, Verdict(Action.SKIP, ev.CONDITION), None)]
         return self._settled_above(vertex, path, prior, fingerprint)
+
+    def _stays(self, vertex: Vertex, prior: Record) -> bool:
+        """Say whether this is what a plan meets most: a function that has completed, as all above it has,
+        with this very input. What is asked further on comes to the same.
+        """
+        outlooks = self.outlooks
+        return (
+            vertex.is_plain
+            and self.inputs is not None
+            and vertex.node.trigger != "any_failed"
+            and all(outlooks[parent].ended == "completed" for parent in vertex.parents)
+            and prior.input == self._fingerprint(vertex, prior)
+        )
 
     def _fingerprint(self, vertex: Vertex, prior: Record | None) -> bytes:
         inputs = self.inputs
@@ -428,18 +466,18 @@ class _Foresight:
 
     def _each(self, vertex: Vertex, path: str) -> Iterator[tuple[str, Verdict, Record | None]]:
         """Give each item of a map that was spread out before, with what its own last record says."""
-        kept, room, paths = self._tolerated(vertex, path), _Room(vertex), self.snapshot.paths
-        for k in range(self.snapshot.counts.get(path, 0)):
-            item = f"{path}[{k}]"
-            record = paths.get(item)
-            if record is not None and record.kind == ev.COMPLETED and vertex.body is None:
-                yield item, UNCHANGED, record  # an item receives what it did, or its map were another one
-            else:
-                yield (
-                    item,
-                    _TOLERATED if item in kept else room.take(self._item(vertex, item, record)),
-                    record,
-                )
+        kept, room = self._tolerated(vertex, path), _Room(vertex)
+        items = self._paths_of(path)
+        for item, row in zip(items, self.snapshot.paths.find(items), strict=True):
+            if row is not None and row[0] == ev.COMPLETED:
+                yield item, UNCHANGED, ev.new_record(row)
+                continue
+            record = None if row is None else ev.new_record(row)
+            yield item, _TOLERATED if item in kept else room.take(self._item(vertex, item, record)), record
+
+    def _paths_of(self, path: str) -> list[str]:
+        """Give the paths of the items of a map that was spread out before."""
+        return [f"{path}[{k}]" for k in range(self.snapshot.counts.get(path, 0))]
 
     def _tolerated(self, vertex: Vertex, path: str) -> set[str]:
         """Give the items whose failure stays tolerated: those of a map that has not failed itself."""
@@ -473,6 +511,13 @@ class _Foresight:
     def _items(self, vertex: Vertex, path: str, own: Decision) -> Iterator[Decision]:
         if not self.items:
             return
+        if own.action == Action.REUSE and vertex.body is None:
+            items = self._paths_of(path)
+            rows = self.snapshot.paths.find(items)
+            records = Records([row for row in rows if row is not None])
+            if len(records) == len(items) and records.hold_outputs:
+                yield from decisions_to_reuse(items, records)
+                return
         for item, found, record in self._each(vertex, path):
             verdict = found
             if own.action == Action.REUSE and verdict.action not in {Action.REUSE, Action.SKIP}:

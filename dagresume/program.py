@@ -379,8 +379,8 @@ def other_code(program: Program, snapshot: Snapshot) -> set[str]:
     """Give the paths whose function's code is not what it was when they ran."""
     usual, found = program.codes.get("*"), set()
     same = all(codes == program.codes for _, codes in snapshot.coded)
-    for path, record in snapshot.paths.items():
-        if record.kind in {RESET, WITHDRAWN, SKIPPED} or (same and record.data is None):
+    for path, record in snapshot.paths.telling() if same else snapshot.paths.items():
+        if record.kind in {RESET, WITHDRAWN, SKIPPED}:
             continue
         vertex = program.body.at(path)
         if vertex is None or not is_body(vertex, path):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
+from functools import partial
+from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, overload
 from unicodedata import normalize
 
 from dagresume import codec
@@ -31,9 +32,14 @@ class Stored(NamedTuple):
     @classmethod
     def of(cls, record: Record) -> Stored:
         """Give where the output of a completed path lies."""
-        facts = record.facts if record.data is not None else {}
+        if record.data is None:
+            return new_stored((record.path, record.seq or 0, record.digest or b"", None))
+        facts = record.facts
         seq = facts.get("seq") or record.seq or 0
         return cls(record.path or "", seq, record.digest or b"", facts.get("blob"))
+
+
+new_stored: Final[Callable[[tuple[Any, ...]], Stored]] = partial(tuple.__new__, Stored)
 
 
 Cell = str | Stored | Sequence[str | Stored]
@@ -150,7 +156,26 @@ class Outputs(Mapping[str, Any]):
         return [cell if isinstance(cell, str) else next(fetched) for cell in cells]
 
 
-class Lazily(Sequence[str]):
+class _Paths(Sequence[str]):
+    """A sequence of paths that equals any other of the same."""
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        return list(self)[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
+class Lazily(_Paths):
     """A sequence of paths that is put together when somebody looks at it."""
 
     def __init__(self, make: Callable[[], list[str]]) -> None:
@@ -160,28 +185,57 @@ class Lazily(Sequence[str]):
     def __len__(self) -> int:
         return len(self._all())
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        return self._all()[index]
-
     def __iter__(self) -> Iterator[str]:
         return iter(self._all())
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and self._all() == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return repr(self._all())
 
     def _all(self) -> list[str]:
         if self._made is None:
             self._made = self._make()
         return self._made
+
+
+class Executed(_Paths):
+    """The paths whose function has begun, in that order. Of an item only its map and number are kept, in 8
+    bytes: a million paths would take 60 each.
+    """
+
+    def __init__(self) -> None:
+        self._names: list[str] = []  # of nodes and maps
+        self._maps: dict[str, int] = {}  # where the name of a map is among them
+        self._which, self._index = array("i"), array("i")
+
+    def append(self, path: str) -> None:
+        """Add the path of a function that runs once."""
+        self._which.append(len(self._names))
+        self._index.append(-1)
+        self._names.append(path)
+
+    def append_item(self, path: str, k: int) -> None:
+        """Add item k of the map at this path."""
+        place = self._maps.get(path)
+        if place is None:
+            place = self._maps[path] = len(self._names)
+            self._names.append(path)
+        self._which.append(place)
+        self._index.append(k)
+
+    def __len__(self) -> int:
+        return len(self._which)
+
+    def __iter__(self) -> Iterator[str]:
+        names = self._names
+        for which, k in zip(self._which, self._index, strict=True):
+            yield names[which] if k < 0 else f"{names[which]}[{k}]"
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return list(self)[index]
+        name, k = self._names[self._which[index]], self._index[index]
+        return name if k < 0 else f"{name}[{k}]"
 
 
 @dataclass(slots=True)

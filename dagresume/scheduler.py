@@ -47,7 +47,7 @@ from dagresume.observe import log, tell
 from dagresume.planner import NOT_STORABLE, RECONCILE, Body, Vertex, decide
 from dagresume.policy import NOT_DONE, Budget, NodeFailure, Settled, asked_to_wait
 from dagresume.pool import Gate, Pool
-from dagresume.results import Stored
+from dagresume.results import Executed, Stored
 from dagresume.scopes import Scope
 from dagresume.steady import to_its_end
 from dagresume.store import (
@@ -118,7 +118,7 @@ class Run:
         self.stopping: tuple[str, str | None, str] | None = None  # kind of the run's end, reason, by whom
         self.live: set[Job] = set()
         self.waiting = 0  # its sources in the pool's queue or parked at a limit; counted by the pool
-        self.executed: list[str] = []
+        self.executed = Executed()
         self.failures: dict[str, NodeFailure] = {}
         self.inner: dict[str, Any] = {}  # what paths below the root's own gave, or where it lies
         self.uncertain: list[str] = []
@@ -469,7 +469,11 @@ class Run:
 
     def _note_start(self, job: Job) -> None:
         if not job.repeats:
-            self.executed.append(job.path)
+            feed = job.feed
+            if type(feed) is Feed:
+                self.executed.append_item(feed.path, job.index or 0)
+            else:
+                self.executed.append(job.path)
         if not (job.awaits_record or job.vertex.pure):
             self.services.journal.later(job)
 

@@ -17,9 +17,23 @@ from typing import Any, Final
 from dagresume import codec
 from dagresume import events as ev
 from dagresume.errors import CheckpointLost, StoreError
-from dagresume.events import Record
+from dagresume.events import Record, Records
 from dagresume.feeds import NULL, NULL_DIGEST, Feed, cell_of, item_failure
-from dagresume.jobs import OPEN, UNMADE, Cells, Driver, Input, Job, Listing, Raw, Raws, Step, Values
+from dagresume.jobs import (
+    OPEN,
+    UNMADE,
+    Cells,
+    Driver,
+    Former,
+    Input,
+    Job,
+    Listing,
+    Raw,
+    Raws,
+    Step,
+    Values,
+    load_cells,
+)
 from dagresume.nests import Loop, Nest, whole
 from dagresume.observe import failure_of
 from dagresume.planner import (
@@ -109,7 +123,7 @@ class Scope:
     def complete(self, i: int, out: Any, digest: bytes, step: Step) -> None:
         """Note what a vertex gave."""
         self.out[i], self.digests[i] = out, digest
-        if type(out) is not str and (out is UNMADE or type(out) is Stored or type(out) is Cells):
+        if type(out) is not str and (type(out) is Stored or out is UNMADE or isinstance(out, Cells)):
             self.away.add(i)
         if self.prefix and not self.rules[i].pure:
             self.run.inner[self.prefix + self.rules[i].id] = out
@@ -182,13 +196,40 @@ class Scope:
     # -- deciding -------------------------------------------------------------------------------------
 
     def _decide_all(self, vertices: Sequence[Vertex], step: Step) -> None:
-        known = self.run.snapshot.paths or self.bad or self.away or self.remaking
+        if self.run.snapshot.paths:
+            self._decide_again_all(vertices, step)
+            return
+        known = self.bad or self.away or self.remaking
         for vertex in vertices:
             if known or not vertex.is_plain or vertex.node.trigger == "any_failed":
                 self._decide(vertex, step)
             else:  # nothing has been, nothing is amiss: there is nothing to decide
                 path, gate = self.prefix + vertex.id, self.run.gate_of(vertex)
                 step.opens.append(Job(self.run, self, vertex, path, self.fingerprint(vertex), gate))
+
+    def _decide_again_all(self, vertices: Sequence[Vertex], step: Step) -> None:
+        rows = self.run.snapshot.paths.find([self.prefix + vertex.id for vertex in vertices])
+        for vertex, row in zip(vertices, rows, strict=True):
+            if row is None or row[0] != ev.COMPLETED or not self._stays(vertex, row, step):
+                self._decide(vertex, step)
+
+    def _stays(self, vertex: Vertex, row: ev.Row, step: Step) -> bool:
+        """Settle what a resume meets most: a function that has completed with this very input. False: it is
+        something else; `_decide` would come to the same, but asks more.
+        """
+        if not vertex.is_plain or vertex.junction in self.bad or vertex.node.trigger == "any_failed":
+            return False
+        fingerprint = self.fingerprint(vertex)
+        if row[ev.INPUT] != fingerprint:
+            return False
+        if vertex.pure:
+            self.complete(vertex.index, UNMADE, fingerprint, step)
+            return True
+        out, digest = row[ev.OUTPUT], row[ev.DIGEST]
+        if out is None or codec.digest(out) != digest:
+            out = cell_of(ev.new_record(row))
+        self.complete(vertex.index, out, digest or _NO_DIGEST, step)
+        return True
 
     def _decide(self, vertex: Vertex, step: Step) -> None:
         feed = self.feeds.get(vertex.index)
@@ -376,21 +417,11 @@ class Scope:
 
     def former_items(self, prior: Record) -> Cells:
         """Give where the outputs of a completed map's items lie."""
-        map_, paths = prior.path, self.run.snapshot.paths
-        found: list[Any] = []
-        digests: list[bytes] = []
-        for k in range(prior.facts["count"]):
-            record = paths.get(f"{map_}[{k}]")
-            if record is None:
-                raise CheckpointLost(self.run.run_id, f"{map_}[{k}]", "is missing")
-            if record.kind == ev.COMPLETED:
-                found.append(cell_of(record))
-                digests.append(record.digest or _NO_DIGEST)
-            else:
-                text = NULL if record.kind == ev.SKIPPED else item_failure(failure_of(record))
-                found.append(text)
-                digests.append(codec.digest(text))
-        return Cells.of(found, digests)
+        paths = [f"{prior.path}[{k}]" for k in range(prior.facts["count"])]
+        rows = self.run.snapshot.paths.find(paths)
+        if None in rows:
+            raise CheckpointLost(self.run.run_id, paths[rows.index(None)], "is missing")
+        return Former(Records(rows), _former_cell)  # type: ignore[arg-type]  # none of them is None
 
     # -- making ready ---------------------------------------------------------------------------------
 
@@ -440,8 +471,7 @@ class Scope:
         step = Step(self.run, [])
         cells: Cells = self.out[self.body.origins[vertex.index][0].place]
         try:
-            await self.load_cells(cells.cells)
-            cells.stored = False
+            await cells.load(self.fetch)
         except StoreError as error:
             self.run.cannot_load(error)
             self.fail(vertex.index, step, Settled.OPEN_QUESTION)
@@ -512,33 +542,25 @@ class Scope:
         """
         for parent in vertex.value_parents if self.away else ():
             out = self.out[parent]
-            if type(out) is Stored or (type(out) is Cells and out.stored):
+            if type(out) is Stored or (isinstance(out, Cells) and out.stored):
                 return True
         return bool(cells) and any(type(cell) is Stored for cell in cells)
 
     async def load(self, vertex: Vertex, cells: list[Any] | tuple[()]) -> None:
         """Read what a vertex receives and what lies in the store."""
-        run, out = self.run, self.out
-        missing = [parent for parent in vertex.value_parents if isinstance(out[parent], Stored)]
-        if missing:
-            texts = await run.services.fetch(run.run_id, [out[parent] for parent in missing])
-            for parent, text in zip(missing, texts, strict=True):
-                out[parent] = text
-        for parent in vertex.value_parents:
-            cell = out[parent]
-            if isinstance(cell, Cells) and cell.stored:
-                await self.load_cells(cell.cells)
-                cell.stored = False
+        parents = vertex.value_parents
+        outs = [self.out[parent] for parent in parents]
+        await load_cells(outs, self.fetch)  # all in one hop
+        for parent, out in zip(parents, outs, strict=True):
+            self.out[parent] = out
+            if isinstance(out, Cells) and out.stored:
+                await out.load(self.fetch)
         if cells:
-            await self.load_cells(cells)
+            await load_cells(cells, self.fetch)
 
-    async def load_cells(self, cells: list[Any]) -> None:
-        """Read those of these outputs that lie in the store."""
-        missing = [k for k, cell in enumerate(cells) if isinstance(cell, Stored)]
-        if missing:
-            texts = await self.run.services.fetch(self.run.run_id, [cells[k] for k in missing])
-            for k, text in zip(missing, texts, strict=True):
-                cells[k] = text
+    async def fetch(self, places: Sequence[Stored | Record]) -> list[str]:
+        """Read outputs of this run from the store."""
+        return await self.run.services.fetch(self.run.run_id, places)
 
     def _remake(self, i: int, waiter: int, step: Step) -> None:
         """Have a pure vertex that completed earlier made again, since somebody needs its value."""
@@ -697,6 +719,16 @@ class Scope:
                 child.lose(k, step)
             else:
                 child.arrived(k, step)
+
+
+def _former_cell(record: Record) -> tuple[str | Stored, bytes]:
+    """Give what stands in a map's list for an item that ended as this record says, and its digest."""
+    if record.kind == ev.COMPLETED:
+        return cell_of(record), record.digest or bytes(16)
+    if record.kind == ev.SKIPPED:
+        return NULL, NULL_DIGEST
+    text = item_failure(failure_of(record))
+    return text, codec.digest(text)
 
 
 def _waited_out(prior: Record, now: int) -> int:

@@ -10,7 +10,7 @@ import anyio
 from dagresume import codec
 from dagresume.blobs import BlobLost, BlobStore
 from dagresume.errors import INPUTS, CheckpointLost
-from dagresume.events import RUN_CLAIMED, RUN_CREATED, Snapshot
+from dagresume.events import RUN_CLAIMED, RUN_CREATED, Record, Records, Snapshot
 from dagresume.masks import NO_SECRETS, Mask
 from dagresume.results import Stored
 from dagresume.store import Loaded, Store
@@ -29,38 +29,49 @@ class Shelf:
         assert self._blobs is not None
         return await anyio.to_thread.run_sync(self._blobs.write, run_id, text)
 
-    async def fetch(self, run_id: str, cells: Sequence[Stored]) -> list[str]:
+    async def fetch(self, run_id: str, places: Sequence[Stored | Record]) -> list[str]:
         """Give packed outputs from the store and from blobs, their digests checked; CheckpointLost names the
-        path.
+        path. A record is to hold its own output.
         """
-        texts = await self._store.output([cell.seq for cell in cells if cell.blob is None])
-        if any(cell.blob is not None for cell in cells):
-            return await anyio.to_thread.run_sync(self._put_together, run_id, cells, texts)
-        return self._put_together(run_id, cells, texts)
+        texts = await self._store.output(_seqs(places))
+        if len(texts) < len(places):  # the others are in files
+            return await anyio.to_thread.run_sync(self._put_together, run_id, places, texts)
+        return self._put_together(run_id, places, texts)
 
-    def fetch_now(self, run_id: str, cells: Sequence[Stored]) -> list[str]:
+    def fetch_now(self, run_id: str, places: Sequence[Stored | Record]) -> list[str]:
         """Do the same without an event loop, from any thread."""
-        texts = self._store.output_now([cell.seq for cell in cells if cell.blob is None])
-        return self._put_together(run_id, cells, texts)
+        return self._put_together(run_id, places, self._store.output_now(_seqs(places)))
 
-    def _put_together(self, run_id: str, cells: Sequence[Stored], texts: Sequence[str | None]) -> list[str]:
-        rest = iter(texts)
-        found: list[str] = []
-        for cell in cells:
-            text = next(rest) if cell.blob is None else self._blob(run_id, cell)
-            if text is None:
-                raise CheckpointLost(run_id, cell.path, "is missing")
-            if cell.digest and codec.digest(text) != cell.digest:
-                raise CheckpointLost(run_id, cell.path, "was altered: its checksum does not match")
-            found.append(text)
+    def _put_together(
+        self, run_id: str, places: Sequence[Stored | Record], texts: list[str | None]
+    ) -> list[str]:
+        if len(texts) < len(places):
+            rest = iter(texts)
+            texts = [
+                next(rest) if (name := _blob(place)) is None else self._read(run_id, place, name)
+                for place in places
+            ]
+        if None in texts:
+            raise CheckpointLost(run_id, places[texts.index(None)].path or "", "is missing")
+        found: list[str] = texts  # type: ignore[assignment]  # none of them is None
+        told = places.column("digest") if isinstance(places, Records) else [p.digest for p in places]
+        digests = list(map(codec.digest, found))
+        if digests != told:
+            self._refuse_altered(run_id, places, digests)
         return found
 
-    def _blob(self, run_id: str, cell: Stored) -> str:
+    @staticmethod
+    def _refuse_altered(run_id: str, places: Sequence[Stored | Record], digests: Sequence[bytes]) -> None:
+        for place, digest in zip(places, digests, strict=True):
+            if place.digest and digest != place.digest:
+                raise CheckpointLost(run_id, place.path or "", "was altered: its checksum does not match")
+
+    def _read(self, run_id: str, place: Stored | Record, name: str) -> str:
         assert self._blobs is not None
         try:
-            return self._blobs.read(run_id, str(cell.blob or ""))
+            return self._blobs.read(run_id, str(name))
         except BlobLost as error:
-            raise CheckpointLost(run_id, cell.path, str(error)) from error
+            raise CheckpointLost(run_id, place.path or "", str(error)) from error
 
     async def inputs(self, loaded: Loaded) -> dict[str, tuple[str, bytes]]:
         """Give a stored run's inputs, each packed as it was, and the digests they were compared by."""
@@ -83,6 +94,17 @@ class Shelf:
         if blob is not None:
             (text,) = self.fetch_now(loaded.row.run_id, [blob])
         return codec.members(text)
+
+
+def _blob(place: Stored | Record) -> str | None:
+    return place.blob if type(place) is Stored else None
+
+
+def _seqs(places: Sequence[Stored | Record]) -> list[int]:
+    """Give the records that hold these outputs, without those that are in files."""
+    if isinstance(places, Records):
+        return places.column("seq")
+    return [place.seq or 0 for place in places if _blob(place) is None]
 
 
 def _given(loaded: Loaded) -> tuple[str, Stored | None]:

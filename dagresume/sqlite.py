@@ -19,10 +19,9 @@ import aiosqlite
 import anyio
 
 from dagresume import forks
-from dagresume.codec import digest
 from dagresume.collector import paused
 from dagresume.errors import StoreError
-from dagresume.events import Record, new_record, r5_word
+from dagresume.events import Record, Records, r5_word
 from dagresume.forgetting import foresee, forget
 from dagresume.observe import log
 from dagresume.places import file_system
@@ -146,7 +145,7 @@ class SQLiteStore:
             self._session = await _hop(connection, writer, partial(self._prepare, writer, session))
             self._opened = forks.opened(self._path, asyncio.get_running_loop())
             connection, reader = await self._connect(uri(self._path), Worker, uri=True)
-            await _hop(connection, reader, partial(reader.execute, "PRAGMA query_only = 1"))
+            await _hop(connection, reader, partial(_prepare_to_read, reader))
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise explained(self._path, error) from error
 
@@ -433,6 +432,12 @@ class SQLiteStore:
 # -- in the thread of a connection ----------------------------------------------------------------------
 
 
+def _prepare_to_read(reader: Worker) -> None:
+    reader.execute("PRAGMA query_only = 1")
+    # Now it knows the tables and views, which the first who asks something would wait for.
+    persist(reader, lambda: reader.execute("SELECT 1 FROM dagresume_runs LIMIT 0").fetchall())
+
+
 def _in_one_view(conn: sqlite3.Connection, job: Callable[[sqlite3.Connection], T]) -> T:
     conn.execute("BEGIN")
     found = job(conn)
@@ -469,22 +474,20 @@ def _tailed(conn: sqlite3.Connection, where: str, values: Sequence[Any]) -> list
     return [(row[0], Record._make(row[1:])) for row in conn.execute(sql, values)]
 
 
-def _records(conn: sqlite3.Connection, which: str, run: int, output: str) -> list[Record]:
-    """Give the records of a run in order, each with the output that this expression gives, if it is sound."""
+def _records(conn: sqlite3.Connection, which: str, run: int, output: str) -> Records:
+    """Give the records of a run in order, each with the output that this expression gives."""
     columns = _RECORD.replace("NULL", output)
     sql = f"SELECT {columns} FROM dagresume_events WHERE {which} ORDER BY seq"
     with paused():
-        return [
-            record if record.output is None or digest(record.output) == record.digest else _bare(record)
-            for record in map(new_record, conn.execute(sql, [run]))
-        ]
-
-
-def _bare(record: Record) -> Record:
-    return record._replace(output=None)
+        return Records(conn.execute(sql, [run]).fetchall())
 
 
 def _outputs(seqs: Sequence[int], conn: sqlite3.Connection) -> list[str | None]:
+    if len(seqs) > 1 and list(seqs) == list(range(seqs[0], seqs[0] + len(seqs))):
+        sql = "SELECT output FROM dagresume_events WHERE seq BETWEEN ? AND ? ORDER BY seq"
+        rows = conn.execute(sql, [seqs[0], seqs[-1]]).fetchall()
+        if len(rows) == len(seqs):
+            return [text for (text,) in rows]
     join = "json_each(?) AS asked CROSS JOIN dagresume_events AS e ON e.seq = asked.value"
     sql = f"SELECT e.seq, e.output FROM {join}"
     found = dict(conn.execute(sql, [json.dumps(list(seqs))]).fetchall())

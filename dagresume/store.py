@@ -305,12 +305,12 @@ class CommitCancelled(asyncio.CancelledError):
 class Loaded(NamedTuple):
     """A run as it is stored: its row, its journal, its definition's JSON, who owns it.
 
-    The records come without their outputs. A store may leave small ones in, of which it has seen that they
-    are what their digests say.
+    The records come without their outputs. A store may leave small ones in: whoever takes one looks whether
+    it is what its digest says.
     """
 
     row: RunRow
-    records: list[Record]
+    records: Sequence[Record]
     graph: str
     holder: Holder | None
 

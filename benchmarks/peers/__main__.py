@@ -9,35 +9,44 @@ time in a new process with an empty folder: a chain of 1,000 steps, and a fan-ou
 fewer of peers whose cost grows with the number; costs per step are compared). dagresume runs in this
 interpreter.
 
-What a peer keeps is tried and not believed: a process that has run all steps but the last kills itself, and
-the next one says how many bodies ran again; calls of fsync and fdatasync are counted by strace, if it is
-there. Rows of peers that lose steps are shown and count for no goal.
+What a peer keeps is tried and not believed: a process is killed by SIGKILL in the last step of a chain and
+in the step that joins a fan-out, and the next one says how many bodies ran again; calls of fsync and
+fdatasync are counted by strace, if it is there, and the journal mode is read from the database. Rows of peers
+that lose steps are shown and count for no goal. A work that failed or took too long is told with the peer's
+last line.
+
+--json writes `machine`, `rows` (as `benchmarks.rows.Row.told`: work, against, goal, measured, ours, theirs,
+rounds, durability, python, note) and `failed` (work, against, error).
 """
 
 import argparse
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.commit import fdatasync
+from benchmarks.peers.disk import PerStep, Seen, seen
 from benchmarks.rows import Row, machine, show, told
 from dagresume.bench import Spread
 
 HERE = Path(__file__).resolve().parent
 OURS = "dagresume"
+CHAIN = 1_000
 KEPT = 200  # steps of the run that is killed
 COUNTED = (20, 120)  # steps of the two runs whose calls of fsync are counted
 PATIENCE = 300.0
+TRIALS = ("chain", "fanout")  # works that are killed and taken up again
+GOALS = {"chain": 7.0, "fanout": 50.0}
+SERVER_GOAL = 4.0  # chain, against an engine that is a server
 
 
 class PeerFailed(Exception):
@@ -79,16 +88,29 @@ DAGRESUME = Peer(OURS, "run_dagresume.py", "", 10_000)
 class Kept:
     """What was seen of a peer's durability."""
 
-    again: int | None  # steps that ran again of KEPT, after the process was killed in the last one
-    syncs: float | None  # per step of a chain
+    again: Mapping[str, int]  # bodies of KEPT that ran again after a kill, for each work that was tried
+    disk: PerStep | None = None  # in a chain
 
     @property
     def durable(self) -> bool:
-        return self.again == 0
+        return self.again.keys() == set(TRIALS) and not any(self.again.values())
 
     def __str__(self) -> str:
-        again = "not tried" if self.again is None else f"{self.again} of {KEPT} steps ran again after a kill"
-        return f"{again}, {'fsyncs not counted' if self.syncs is None else f'{self.syncs:.2f} fsyncs a step'}"
+        again = [f"{self.again.get(work, 'an unknown number')} in a {work}" for work in TRIALS]
+        counted = "fsyncs not counted" if self.disk is None else str(self.disk)
+        return f"of {KEPT} finished steps {' and '.join(again)} ran again after a kill; {counted}"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A work that a peer did not do, and the last line it said."""
+
+    work: str
+    against: str
+    error: str
+
+    def __str__(self) -> str:
+        return f"{self.against}, {self.work}: {self.error}"
 
 
 def interpreter(peer: Peer, environments: Path) -> Path:
@@ -115,24 +137,23 @@ def once(
 
     `dies`: it is to kill itself, and tells nothing.
     """
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=dict(surrounding),
         text=True,
         start_new_session=True,
-    )
-    try:
-        out, told = process.communicate(timeout=patience)
-    except subprocess.TimeoutExpired:
-        raise PeerFailed(f"it took more than {patience:g} s") from None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what it has started ends with it
-        process.wait()
+    ) as process:
+        try:
+            out, told = process.communicate(timeout=patience)
+        except subprocess.TimeoutExpired:
+            raise PeerFailed(f"it took more than {patience:g} s") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what it has started ends with it
     lines = out.strip().splitlines()
-    if dies and process.returncode:
+    if dies and process.returncode == -signal.SIGKILL:
         return {}
     if process.returncode or not lines or not lines[-1].startswith("{"):
         said = told.strip().splitlines() or ["it said nothing"]
@@ -168,57 +189,80 @@ class Stand:
 
     def kept(self, peer: Peer) -> Kept:
         """Try what a peer keeps."""
-        again: int | None = None
+        return Kept({work: self._again(peer, work) for work in TRIALS}, self._disk(peer))
+
+    def _again(self, peer: Peer, work: str) -> int:
+        """Give how many of KEPT finished steps ran again after a kill in the step that followed them."""
+        steps = KEPT + (work == "chain")  # the last of a chain is the one that is killed
         with tempfile.TemporaryDirectory(
             dir=self.folder, prefix=".peer-", ignore_cleanup_errors=True
         ) as place:
-            self.call(peer, "resume", KEPT, place, dies=True)
-            if (Path(place) / "killed").exists():
-                again = int(self.call(peer, "resume", KEPT, place)["ran"])
-        return Kept(again, self._syncs(peer))
+            self.call(peer, f"resume-{work}", steps, place, dies=True)
+            if not (Path(place) / "killed").exists():
+                raise PeerFailed("it ended before it was killed")
+            ran = int(self.call(peer, f"resume-{work}", steps, place)["ran"])
+        return ran - (work == "chain")
 
-    def _syncs(self, peer: Peer) -> float | None:
+    def _disk(self, peer: Peer) -> PerStep | None:
         if shutil.which("strace") is None:
             return None
-        few, many = (self._count(peer, steps) for steps in COUNTED)
-        return (many - few) / (COUNTED[1] - COUNTED[0])
+        short, long = (self._seen(peer, steps) for steps in COUNTED)
+        return PerStep.between(short, long, COUNTED[1] - COUNTED[0])
 
-    def _count(self, peer: Peer, steps: int) -> int:
-        with tempfile.NamedTemporaryFile(dir=self.folder) as found:
-            traced = ("strace", "-f", "-qq", "-e", "trace=fsync,fdatasync", "-o", found.name)
-            self.run(peer, "chain", steps, before=traced)
-            calls = Path(found.name).read_text(encoding="utf-8", errors="replace").splitlines()
-        return sum(bool(re.search(r"\b(fsync|fdatasync)\(", call)) for call in calls)
+    def _seen(self, peer: Peer, steps: int) -> Seen:
+        with (
+            tempfile.NamedTemporaryFile(dir=self.folder) as found,
+            tempfile.TemporaryDirectory(
+                dir=self.folder, prefix=".peer-", ignore_cleanup_errors=True
+            ) as place,
+        ):
+            traced = ("strace", "-f", "-y", "-qq", "-e", "trace=fsync,fdatasync", "-o", found.name)
+            self.call(peer, "chain", steps, place, before=traced)
+            return seen(Path(found.name).read_text(encoding="utf-8", errors="replace"), Path(place))
 
 
-def measured(stand: Stand, peers: list[Peer], rounds: int) -> tuple[list[Row], list[str]]:
+def measured(
+    stand: Stand, peers: list[Peer], rounds: int, ours: Peer = DAGRESUME
+) -> tuple[list[Row], list[Failure]]:
     """Give a row for each work and peer, and what went wrong with those that have none."""
     kept: dict[str, Kept] = {}
-    failed: dict[str, str] = {}
-    for peer in (DAGRESUME, *peers):
+    failures: list[Failure] = []
+    for peer in (ours, *peers):
         try:
             kept[peer.name] = stand.kept(peer)
         except PeerFailed as error:
-            failed[peer.name] = str(error)
+            kept[peer.name] = Kept({})  # it is measured all the same, and counts for nothing
+            failures.append(Failure("kill and resume", peer.name, str(error)))
     rows = []
-    for work, limit in (("chain", 7.0), ("fanout", 50.0)):
-        samples: dict[str, list[dict[str, Any]]] = {}
-        for _ in range(rounds):
-            for peer in (DAGRESUME, *peers):
-                if peer.name in failed:
-                    continue
-                steps = 1_000 if work == "chain" else peer.fanout
-                try:
-                    samples.setdefault(peer.name, []).append(stand.run(peer, work, steps))
-                except PeerFailed as error:
-                    failed[peer.name] = f"{work} of {steps:,}: {error}"
-        ours = samples.pop(OURS, [])
-        for name, taken in samples.items():
-            if name in failed or not ours:
+    for work in GOALS:
+        samples, failed = interleaved(stand, (ours, *peers), work, rounds)
+        failures += failed
+        if ours.name in samples:
+            rows += [
+                row(work, peer, samples[ours.name], samples[peer.name], kept[peer.name])
+                for peer in peers
+                if peer.name in samples
+            ]
+    return rows, failures
+
+
+def interleaved(
+    stand: Stand, peers: tuple[Peer, ...], work: str, rounds: int
+) -> tuple[dict[str, list[dict[str, Any]]], list[Failure]]:
+    """Let each peer run once a round; one that fails has no samples, and is not asked again."""
+    samples: dict[str, list[dict[str, Any]]] = {peer.name: [] for peer in peers}
+    failures = []
+    for _ in range(rounds):
+        for peer in peers:
+            if peer.name not in samples:
                 continue
-            goal = 4.0 if work == "chain" and not PEERS[name].embedded else limit
-            rows.append(row(work, PEERS[name], ours, taken, goal, kept[name]))
-    return rows, [f"{name}: {why}" for name, why in failed.items()]
+            steps = CHAIN if work == "chain" else peer.fanout
+            try:
+                samples[peer.name].append(stand.run(peer, work, steps))
+            except PeerFailed as error:
+                failures.append(Failure(f"{work} of {steps:,}", peer.name, str(error)))
+                del samples[peer.name]
+    return samples, failures
 
 
 def row(
@@ -226,18 +270,18 @@ def row(
     peer: Peer,
     ours: list[dict[str, Any]],
     theirs: list[dict[str, Any]],
-    goal: float,
     kept: Kept,
 ) -> Row:
-    """Give the row of one peer: our cost over its cost, which is to be at most 1/`goal`."""
-    pairs = [a["us"] / b["us"] for a, b in zip(ours, theirs, strict=False)]
+    """Give the row of one peer: our cost over its cost, which is to be at most one part in the goal."""
+    pairs = [a["us"] / b["us"] for a, b in zip(ours, theirs, strict=True)]
+    goal = GOALS[work] if peer.embedded or work != "chain" else SERVER_GOAL
     versions = f"{peer.name} {theirs[0]['version']} on Python {theirs[0]['python']}"
-    steps = "1,000" if work == "chain" else f"{DAGRESUME.fanout:,} (the peer: {peer.fanout:,})"
+    steps = f"{CHAIN:,}" if work == "chain" else f"{DAGRESUME.fanout:,} (the peer: {peer.fanout:,})"
     return Row(
-        "peers",
+        "run --envs FOLDER",
         f"{work} of {steps}",
         versions,
-        1 / goal,
+        round(1 / goal, 4),
         Spread.of(pairs),
         ours=Spread.of([each["us"] for each in ours]),
         theirs=Spread.of([each["us"] for each in theirs]),
@@ -246,6 +290,8 @@ def row(
         durability=f"{peer.name}: {kept}",
         note=f"{1 / Spread.of(pairs).median:.1f} times as fast"
         + ("" if kept.durable else "; not durable, so it counts for no goal"),
+        module="benchmarks.peers",
+        counts=kept.durable,
     )
 
 
@@ -295,10 +341,10 @@ def main() -> None:
     print(f"append + fdatasync {fsync:.0f} µs")
     rows, failed = measured(Stand(options.envs, options.folder), peers, options.rounds)
     show(rows)
-    for line in failed:
-        print(f"failed  {line}")
+    for failure in failed:
+        print(f"failed  {failure}")
     if options.json:
-        data = told(rows, options.folder, fsync) | {"failed": failed}
+        data = told(rows, options.folder, fsync) | {"failed": [asdict(each) for each in failed]}
         options.json.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -109,4 +109,5 @@ async def run(work: str, steps: int, folder: Path, again: bool) -> float:
 
 
 if __name__ == "__main__":
-    main("restate-sdk", run)
+    told = subprocess.run([SERVER, "--version"], capture_output=True, text=True, check=True).stdout
+    main("restate-sdk", run, beside=f"(SDK), server {told.split()[1]}")

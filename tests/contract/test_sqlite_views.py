@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from dagresume import codec, events
 from dagresume.contracts import START, completed, created, definition, new_run
 from dagresume.events import NodeStatus, Record, RunStatus, Snapshot, r5_word, run_record, status_of
+from dagresume.feeds import cell_of
+from dagresume.results import Stored
 from dagresume.schema import migrate
 from dagresume.sessions import this_session
 from dagresume.sqlite import SQLiteStore
@@ -272,8 +274,22 @@ async def test_a_load_touches_small_outputs_alone(store: SQLiteStore, asked: Spy
     assert "CASE WHEN size <= " in found[0]
 
 
-@pytest.mark.parametrize("written", ["'\"another\"'", "x'31'", "CAST(x'22c322' AS TEXT)", "1"])
-async def test_a_small_output_that_was_altered_is_left_in_the_store(
+async def test_a_small_output_that_is_another_now_is_noticed_by_whoever_takes_it(
+    store: SQLiteStore, db: Path
+) -> None:
+    await store.commit([Unit(new_run("r1", 1), [created(), packed("n", '"sound"')])])
+    sound = await store.load("r1")
+    assert sound is not None
+    assert cell_of(sound.records[1]) == '"sound"'
+    with closing(sqlite3.connect(db)) as conn, conn:
+        conn.execute("UPDATE dagresume_events SET output = '\"other\"' WHERE path = 'n'")
+    altered = await store.load("r1")
+    assert altered is not None
+    assert cell_of(altered.records[1]) == Stored.of(altered.records[1])
+
+
+@pytest.mark.parametrize("written", ["x'31'", "CAST(x'22c322' AS TEXT)"])
+async def test_a_small_output_that_is_no_text_any_more_is_left_in_the_store(
     store: SQLiteStore, db: Path, written: str
 ) -> None:
     """Whoever needs it finds out; a run that does not need it is loaded."""

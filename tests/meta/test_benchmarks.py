@@ -34,7 +34,7 @@ def test_each_benchmark_measures(name: str, tmp_path: Path, monkeypatch: pytest.
     assert len(data["rows"]) == LINES[name]
     for row in data["rows"]:
         assert 0 < row["measured"]["low"] <= row["measured"]["median"] <= row["measured"]["high"]
-        assert (row["met"] is None) == (row["limit"] is None)
+        assert (row["met"] is None) == (not row["counts"])
         assert row["command"] == f"python -m benchmarks.goals {name}"
         assert row["durability"]
         assert table.line([row["work"], table.goal(row), table.measured(row)]).count("|") == 4
@@ -69,8 +69,8 @@ def test_each_goal_has_a_result() -> None:
 def row(**changes: Any) -> dict[str, Any]:
     spread = {"median": 1.5, "low": 1.25, "high": 1.75}
     made = {
-        "key": "chain", "work": "a chain", "against": "raw", "limit": 1.6, "unit": "×", "measured": spread,
-        "ours": spread, "theirs": None, "figures": "µs", "rounds": 5, "durability": "FULL", "note": "",
+        "key": "chain", "work": "a chain", "against": "raw", "limit": 1.6, "counts": True,
+        "unit": "×", "measured": spread, "ours": spread, "theirs": None, "figures": "µs", "rounds": 5, "durability": "FULL", "note": "",
         "python": "3.11.7", "met": True, "goal": "≤ 1.6 ×", "command": "python -m benchmarks.goals chain",
     }  # fmt: skip
     return made | changes
@@ -96,14 +96,15 @@ def test_the_newest_result_of_each_row_counts(tmp_path: Path) -> None:
 
 
 def test_another_version_of_a_peer_takes_its_place(tmp_path: Path) -> None:
-    keep(tmp_path, "a", "2026-01-01", row(key="peers", against="Kairo 1.0 on Python 3.11.7"))
-    keep(tmp_path, "b", "2026-01-02", row(key="peers", against="Kairo 1.1 on Python 3.12.1"))
+    versions = ("Kairo 1.0 on Python 3.11.7", "Kairo 1.1 on Python 3.12.1")
+    for day, version in enumerate(versions):
+        keep(tmp_path, str(day), f"2026-01-0{day}", row(key="run --envs FOLDER", against=version))
     assert [each.row["against"] for each in table.newest(tmp_path)] == ["Kairo 1.1 on Python 3.12.1"]
 
 
 def test_the_short_table_holds_the_goals_and_says_what_is_missed(tmp_path: Path) -> None:
     missed = row(work="a fan-out", met=False, measured={"median": 1234.5, "low": 1.0, "high": 2000.0})
-    keep(tmp_path, "a", "2026-01-01", row(), missed, row(work="beside", limit=None, met=None))
+    keep(tmp_path, "a", "2026-01-01", row(), missed, row(work="beside", counts=False, met=None))
     text = table.short(table.newest(tmp_path))
     assert "| a chain | raw | ≤ 1.6 × | 1.5 × (1.25 – 1.75) | yes | FULL | 3.11.7 |" in text
     assert "| a fan-out | raw | ≤ 1.6 × | 1,234 × (1 – 2,000) | **no** |" in text
