@@ -239,7 +239,8 @@ def _new_loop() -> asyncio.AbstractEventLoop:
         import uvloop
     except ImportError:
         return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
+    made: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return made
 
 
 async def _let_go() -> None:
