@@ -12,6 +12,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import loads, maps, resuming, starting, values
@@ -77,7 +78,7 @@ ROWS: dict[str, Callable[..., list[Row]]] = {
 
 
 def size(word: str) -> float:
-    """Give the size of the works that a word means."""
+    """Give the size of the works that a word means: a share of that of the goals."""
     return SMALL if word == "small" else float(word)
 
 
@@ -107,6 +108,7 @@ def main() -> None:
     for name in options.rows or ROWS:
         scale = options.scale if name != "tail" or options.minutes is None else options.minutes / 5
         rows = ROWS[name](rounds=options.rounds, scale=scale, folder=options.folder)
+        rows = [replace(row, counts=row.counts and scale == 1) for row in rows]  # the goals are of full size
         show(rows)
         found += rows
         if options.json:
