@@ -141,7 +141,7 @@ def where(file: dict[str, Any]) -> str:
     names = ("sqlite", "aiosqlite", "anyio", "networkx")
     versions = ", ".join(f"{name} {here[name]}" for name in names if name in here)
     return (
-        f"Measured {file['date']} at commit {here['commit']}: {here['processor']}, {here['cores']} cores,"
+        f"Measured {file['date'][:10]} at commit {here['commit']}: {here['processor']}, {here['cores']} cores,"
         f" {here['system']} {here['kernel']}, {here['file_system']}, append + fdatasync"
         f" {number(here['fdatasync_us'])} µs; {versions}."
     )
