@@ -208,7 +208,9 @@ class StoreContract:
         guard = await engine.new()
         done = await engine.one(guard, record)
         assert isinstance(done, Committed)
-        assert (await engine.all()).records[-1] == record._replace(seq=done.seq, output=None)
+        found = (await engine.all()).records[-1]
+        assert found == record._replace(seq=done.seq, output=found.output)
+        assert found.output in (None, record.output)  # a store may leave small ones in
         assert await engine.store.output([done.seq]) == [record.output]
 
     async def test_seqs_rise_in_the_order_of_the_units(self, enter: Opener) -> None:

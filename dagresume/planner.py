@@ -237,7 +237,7 @@ def _mark_alike(rules: Sequence[Vertex]) -> None:
     """Number the vertices that receive the outputs of the same parents, as the same parameters."""
     found: dict[tuple[Any, tuple[int, ...]], list[Vertex]] = {}
     for vertex in rules:
-        if vertex.only_parents and vertex.is_plain:
+        if vertex.only_parents is not None and vertex.is_plain:
             found.setdefault((vertex.salt, vertex.only_parents), []).append(vertex)
     for number, vertices in enumerate(found.values()):
         if len(vertices) > 1:

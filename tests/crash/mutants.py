@@ -1,6 +1,7 @@
 """Faults put into the engine on purpose: a sweep that does not find them is worth nothing."""
 
 import asyncio
+import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,8 +67,10 @@ def commit_not_awaited() -> None:
 def blobs_written_in_place() -> None:
     """A big output is written to the file of its final name."""
 
-    def write(path: Path, content: bytes) -> None:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+    def put_in_place(folder: Path, content: bytes) -> str:
+        name = hashlib.sha256(content).hexdigest()
+        with os.fdopen(os.open(folder / name, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
             file.write(content)
+        return name
 
-    put(blobs, _replace=write)
+    put(blobs, _put=put_in_place)
