@@ -1,5 +1,6 @@
 """What a benchmark says: one line for each goal, with what it was measured against in the same rounds."""
 
+import functools
 import json
 import os
 import platform
@@ -106,8 +107,9 @@ def show(rows: Iterable[Row]) -> None:
         print("        " + " · ".join(filter(None, told)))
 
 
+@functools.cache
 def machine(folder: Path) -> dict[str, Any]:
-    """Give what the figures depend on."""
+    """Give what the figures depend on, as it was when this was asked first: `load` is that of the others."""
     return {
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
@@ -118,6 +120,7 @@ def machine(folder: Path) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "file_system": _file_system(folder),
         "commit": _commit(),
+        "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
     }
 
 

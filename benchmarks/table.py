@@ -140,11 +140,12 @@ def where(file: dict[str, Any]) -> str:
     here = file["machine"]
     names = ("sqlite", "aiosqlite", "anyio", "networkx")
     versions = ", ".join(f"{name} {here[name]}" for name in names if name in here)
-    day = file["date"][:10]
+    day, busy = file["date"][:10], here.get("load")
+    load = "" if busy is None else f", a load of {busy:g} before it began"
     return (
         f"Measured {day} at commit {here['commit']}: {here['processor']}, {here['cores']} cores,"
         f" {here['system']} {here['kernel']}, {here['file_system']}, append + fdatasync"
-        f" {number(here['fdatasync_us'])} µs; {versions}."
+        f" {number(here['fdatasync_us'])} µs{load}; {versions}."
     )
 
 

@@ -80,7 +80,7 @@ def row(**changes: Any) -> dict[str, Any]:
 
 def keep(folder: Path, name: str, date: str, *rows: dict[str, Any], scale: float = 1) -> None:
     machine = {"processor": "P", "cores": 2, "system": "S", "kernel": "K", "file_system": "ext4",
-               "fdatasync_us": 200.0, "commit": "abc", "sqlite": "3.40"}  # fmt: skip
+               "fdatasync_us": 200.0, "load": 0.5, "commit": "abc", "sqlite": "3.40"}  # fmt: skip
     data = {"date": date, "machine": machine, "scale": scale, "rows": rows}
     (folder / f"{name}.json").write_text(json.dumps(data), encoding="utf-8")
 
@@ -94,6 +94,7 @@ def test_the_newest_result_of_each_row_counts(tmp_path: Path) -> None:
     assert [(each.row["work"], each.row["note"]) for each in found] == [("a chain", "new"), ("layers", "")]
     text = table.long(found)
     assert "Measured 2026-01-03" in text
+    assert "a load of 0.5" in text
     assert "Measured 2026-01-01" in text
     assert "small" not in text
 
