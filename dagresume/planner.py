@@ -402,7 +402,7 @@ def uncertain_paths(body: Body, snapshot: Snapshot, *, reconcile: bool = True) -
     Left out are those that can reconcile, and those of which a person has said what they did.
     """
     found = []
-    for path, record in snapshot.paths.unfinished():
+    for path, record in snapshot.unfinished():
         if record.attempt is None:
             continue
         vertex = body.at(path)

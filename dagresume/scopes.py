@@ -208,7 +208,8 @@ class Scope:
                 step.opens.append(Job(self.run, self, vertex, path, self.fingerprint(vertex), gate))
 
     def _decide_again_all(self, vertices: Sequence[Vertex], step: Step) -> None:
-        rows = self.run.snapshot.paths.find([self.prefix + vertex.id for vertex in vertices])
+        prefix, paths = self.prefix, self.run.snapshot.paths
+        rows = paths.find([prefix + vertex.id if prefix else vertex.id for vertex in vertices])
         for vertex, row in zip(vertices, rows, strict=True):
             if row is None or row[0] != ev.COMPLETED or not self._stays(vertex, row, step):
                 self._decide(vertex, step)
