@@ -218,9 +218,8 @@ class _Foresight:
         """
         outlooks = self.outlooks
         return (
-            vertex.is_plain
+            vertex.is_usual
             and self.inputs is not None
-            and vertex.node.trigger != "any_failed"
             and all(outlooks[parent].ended == "completed" for parent in vertex.parents)
             and prior.input == self._fingerprint(vertex, prior)
         )
