@@ -221,7 +221,7 @@ class _Foresight:
             vertex.is_usual
             and self.inputs is not None
             and all(outlooks[parent].ended == "completed" for parent in vertex.parents)
-            and prior.input == self._fingerprint(vertex, prior)
+            and decide(prior, self._fingerprint(vertex, prior), idempotent=vertex.idempotent) is UNCHANGED
         )
 
     def _fingerprint(self, vertex: Vertex, prior: Record | None) -> bytes:

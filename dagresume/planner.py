@@ -94,9 +94,10 @@ class Vertex:
     `only_parents`: it receives the outputs of these, in order, and nothing else. `alike` is the same number
     for all vertices that receive the very same and have one fingerprint; None if there is no other.
 
-    `is_plain`: a function that runs once, whatever it receives; `is_usual`: and not because something failed. `pure`: its output is passed on and not
-    stored. `is_loop`: it runs in rounds. `waits`: for time, a person or a signal, and runs nothing. `direct`:
-    an async function that is awaited on the engine's loop, without a time limit.
+    `is_plain`: a function that runs once, whatever it receives; `is_usual`: and not because something failed.
+    `pure`: its output is passed on and not stored. `is_loop`: it runs in rounds. `waits`: for time, a person
+    or a signal, and runs nothing. `direct`: an async function that is awaited on the engine's loop, without a
+    time limit.
     """
 
     index: int
