@@ -172,7 +172,7 @@ def child(module: str, *arguments: str, folder: Path) -> dict[str, Any]:
 def told(rows: Sequence[Row], folder: Path, fsync: float, scale: float = 1.0) -> dict[str, Any]:
     """Give rows with the machine they were measured on; `fsync` in microseconds."""
     return {
-        "date": datetime.now(UTC).date().isoformat(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(folder) | {"fdatasync_us": round(fsync, 1)},
         "scale": scale,
         "rows": [row.told() for row in rows],

@@ -140,8 +140,9 @@ def where(file: dict[str, Any]) -> str:
     here = file["machine"]
     names = ("sqlite", "aiosqlite", "anyio", "networkx")
     versions = ", ".join(f"{name} {here[name]}" for name in names if name in here)
+    day = file["date"][:10]
     return (
-        f"Measured {file['date']} at commit {here['commit']}: {here['processor']}, {here['cores']} cores,"
+        f"Measured {day} at commit {here['commit']}: {here['processor']}, {here['cores']} cores,"
         f" {here['system']} {here['kernel']}, {here['file_system']}, append + fdatasync"
         f" {number(here['fdatasync_us'])} µs; {versions}."
     )

@@ -224,12 +224,11 @@ _NODE: Final[Mapping[str, _Test]] = {
 }
 
 
+_WHOLE: Final = frozenset({"id", "type", "parents"})
+
+
 def _is_node(node: Any) -> bool:
-    if (
-        not isinstance(node, dict)
-        or not {"id", "type"} <= node.keys()
-        or not {"parents", "like"} & node.keys()
-    ):
+    if not isinstance(node, dict) or not ({"id", "like"} <= node.keys() or node.keys() >= _WHOLE):
         return False
     return _of_columns(node, _NODE) is None
 

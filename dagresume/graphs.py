@@ -1,4 +1,4 @@
-"""A stored definition as JSON text, in which nodes that have the same many parents say so once.
+"""A stored definition as JSON text, in which nodes that differ in nothing but their id say so.
 
 A layer that is joined to the whole layer above it has as many edges as the product of both: written out, a
 graph of 3,000 nodes takes 8 MB, which each new version of it would write and each resume would read.
@@ -12,29 +12,24 @@ from typing import Any, Final
 
 __all__ = ["folded", "unfolded"]
 
-_MANY: Final = 4
-"""Parents from which on a node is told by another that has the same."""
-_SHARED: Final = ("parents", "parameters")
+_write: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
 
 
 def folded(told: Mapping[str, Any]) -> str:
-    """Give a told graph as JSON text. `like`: the id of a node before it with the same parents and
-    parameters.
-    """
-    return json.dumps(_folded(told), ensure_ascii=False, separators=(",", ":"), check_circular=False)
+    """Give a told graph as JSON text. `like`: the id of a node before it that is the same but for its id."""
+    return _write(_folded(told))
 
 
 def _folded(told: Mapping[str, Any]) -> dict[str, Any]:
-    first: dict[Any, str] = {}
+    first: dict[str, str] = {}
     nodes = []
     for node in told["nodes"]:
         if "body" in node:
-            node = node | {"body": _folded(node["body"])}
-        if len(node["parents"]) >= _MANY:
-            same = first.setdefault((*node["parents"], *node.get("parameters", {}).items()), node["id"])
-            if same != node["id"]:
-                node = {name: value for name, value in node.items() if name not in _SHARED} | {"like": same}
-        nodes.append(node)
+            nodes.append(node | {"body": _folded(node["body"])})
+            continue
+        rest = _write(node | {"id": ""})
+        same = first.setdefault(rest, node["id"])
+        nodes.append(node if same == node["id"] else {"id": node["id"], "like": same})
     return {**told, "nodes": nodes}
 
 
@@ -45,12 +40,10 @@ def unfolded(text: str) -> dict[str, Any]:
     told: dict[str, Any] = json.loads(text)
     bodies = [told]
     while bodies:
-        nodes = bodies.pop()["nodes"]
-        by_id = {node["id"]: node for node in nodes}
-        for node in nodes:
-            if "like" in node:
-                same = by_id[node.pop("like")]
-                node |= {name: same[name] for name in _SHARED if name in same}
-            if "body" in node:
-                bodies.append(node["body"])
+        body = bodies.pop()
+        by_id = {node["id"]: node for node in body["nodes"]}
+        body["nodes"] = [
+            by_id[node["like"]] | {"id": node["id"]} if "like" in node else node for node in body["nodes"]
+        ]
+        bodies += [node["body"] for node in body["nodes"] if "body" in node]
     return told

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from dagresume.errors import StoreError
@@ -370,7 +371,9 @@ class Writer(Worker):
         )
         number = self.execute(insert, [*definition[:4], self.clock.now()]).lastrowid or 0
         nodes = [(number, node, place, kind) for place, (node, kind) in enumerate(definition.nodes)]
-        self.executemany("INSERT INTO dagresume_definition_nodes VALUES (?, ?, ?, ?)", nodes)
+        for some in (nodes[start : start + 128] for start in range(0, len(nodes), 128)):
+            values = ", ".join(["(?, ?, ?, ?)"] * len(some))  # a statement each would take twice as long
+            self.execute(f"INSERT INTO dagresume_definition_nodes VALUES {values}", [*chain(*some)])
         return number
 
     def _run_users_sql(self, statements: Sequence[tuple[str, Sequence[Any] | Mapping[str, Any]]]) -> None:

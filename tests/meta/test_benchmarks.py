@@ -87,7 +87,8 @@ def keep(folder: Path, name: str, date: str, *rows: dict[str, Any], scale: float
 
 def test_the_newest_result_of_each_row_counts(tmp_path: Path) -> None:
     keep(tmp_path, "b", "2026-01-01", row(note="old"), row(work="layers", key="layers"))
-    keep(tmp_path, "a", "2026-01-03", row(note="new"))
+    keep(tmp_path, "a", "2026-01-03T10:00:00+00:00", row(note="new"))
+    keep(tmp_path, "d", "2026-01-03T09:00:00+00:00", row(note="earlier that day"))
     keep(tmp_path, "c", "2026-01-04", row(note="small"), scale=0.01)
     found = table.newest(tmp_path)
     assert [(each.row["work"], each.row["note"]) for each in found] == [("a chain", "new"), ("layers", "")]
