@@ -607,9 +607,10 @@ class Engine:
         program = self._program_of(loaded, force=asked is not None and asked.force)
         snapshot = Snapshot(loaded.records)
         await self._adopted(loaded, program, snapshot, force=True)
-        before, other = snapshot.paths.copy(), other_code(program, snapshot)
+        before, other = snapshot.paths, other_code(program, snapshot)
         other |= {path[: path.rindex("[")] for path in other if path.endswith("]")}
         if asked is not None:
+            before = snapshot.paths.copy()
             taken_up(program, snapshot, run_id, asked, self._clock.now())
         inputs = await self._shelf.inputs(loaded)
         digests = {name: digest for name, (_, digest) in inputs.items()}

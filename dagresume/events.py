@@ -282,11 +282,6 @@ class Paths(dict[str, Record]):
         """Give what is there for each of these paths, as it lies there."""
         return [_get(self, path) for path in paths]
 
-    def unfinished(self) -> Iterator[tuple[str, Record]]:
-        """Give the paths whose last record is not that they completed."""
-        rows = [(path, row) for path, row in dict.items(self) if row[0] != COMPLETED]
-        return ((path, new_record(row)) for path, row in rows)
-
     def telling(self) -> Iterator[tuple[str, Record]]:
         """Give the paths whose last record has data."""
         rows = [(path, row) for path, row in dict.items(self) if row[_DATA] is not None]
@@ -475,6 +470,7 @@ class Snapshot:
     """
 
     __slots__ = (
+        "_met",
         "auto_resumes",
         "before",
         "budget",
@@ -507,6 +503,7 @@ class Snapshot:
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
         self.paths = Paths()
+        self._met: dict[str, None] = {}  # paths that had a record of another kind than that they completed
         self.generations: dict[str, int] = {}
         self.before: dict[str, int] = {}
         self.codes: dict[str, str] = {}
@@ -586,6 +583,13 @@ class Snapshot:
         if record.kind == STARTED and record.data is not None:
             self.counts[path] = record.facts.get("count", 0)
         self.paths[path] = record
+        if record.kind != COMPLETED:
+            self._met[path] = None
+
+    def unfinished(self) -> Iterator[tuple[str, Record]]:
+        """Give the paths whose last record is not that they completed."""
+        found = ((path, self.paths[path]) for path in self._met)
+        return ((path, record) for path, record in found if record.kind != COMPLETED)
 
     def _reset(self, path: str, previous: Record, record: Record) -> None:
         if has_output(previous) or previous.kind == WAITING:

@@ -218,11 +218,10 @@ class _Foresight:
         """
         outlooks = self.outlooks
         return (
-            vertex.is_plain
+            vertex.is_usual
             and self.inputs is not None
-            and vertex.node.trigger != "any_failed"
             and all(outlooks[parent].ended == "completed" for parent in vertex.parents)
-            and prior.input == self._fingerprint(vertex, prior)
+            and decide(prior, self._fingerprint(vertex, prior), idempotent=vertex.idempotent) is UNCHANGED
         )
 
     def _fingerprint(self, vertex: Vertex, prior: Record | None) -> bytes:

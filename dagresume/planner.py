@@ -94,9 +94,10 @@ class Vertex:
     `only_parents`: it receives the outputs of these, in order, and nothing else. `alike` is the same number
     for all vertices that receive the very same and have one fingerprint; None if there is no other.
 
-    `is_plain`: a function that runs once, whatever it receives. `pure`: its output is passed on and not
-    stored. `is_loop`: it runs in rounds. `waits`: for time, a person or a signal, and runs nothing. `direct`:
-    an async function that is awaited on the engine's loop, without a time limit.
+    `is_plain`: a function that runs once, whatever it receives; `is_usual`: and not because something failed.
+    `pure`: its output is passed on and not stored. `is_loop`: it runs in rounds. `waits`: for time, a person
+    or a signal, and runs nothing. `direct`: an async function that is awaited on the engine's loop, without a
+    time limit.
     """
 
     index: int
@@ -120,6 +121,7 @@ class Vertex:
     waits: bool
     direct: bool
     is_plain: bool = False
+    is_usual: bool = False
     chained: frozenset[int] = frozenset()
     junction: int = 0
     alike: int | None = None
@@ -274,6 +276,7 @@ def _vertex(
     except TypeError:  # an annotation that is not hashable
         found = codec.types_of(returns)
     own = idempotent if node.idempotent is None else node.idempotent
+    plain = node.what is None and node.when is None and not node.for_each
     body = None if node.workflow is None else Body(graph.inner[id(node.workflow)], own)
     return Vertex(
         index=i,
@@ -299,7 +302,8 @@ def _vertex(
         and node.signature.asynchronous
         and node.executor in {None, "loop"}
         and node.timeout is None,
-        is_plain=node.what is None and node.when is None and not node.for_each,
+        is_plain=plain,
+        is_usual=plain and node.trigger != "any_failed",
         value_parents=tuple({b.source.place: None for b in fed if b.source.kind == "parent"}),
         source_parents=tuple(
             {s.place: None for s in (*graph.sources[i], *(b.source for b in fed)) if s.kind == "parent"}
@@ -402,7 +406,7 @@ def uncertain_paths(body: Body, snapshot: Snapshot, *, reconcile: bool = True) -
     Left out are those that can reconcile, and those of which a person has said what they did.
     """
     found = []
-    for path, record in snapshot.paths.unfinished():
+    for path, record in snapshot.unfinished():
         if record.attempt is None:
             continue
         vertex = body.at(path)

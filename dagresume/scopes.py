@@ -201,14 +201,15 @@ class Scope:
             return
         known = self.bad or self.away or self.remaking
         for vertex in vertices:
-            if known or not vertex.is_plain or vertex.node.trigger == "any_failed":
+            if known or not vertex.is_usual:
                 self._decide(vertex, step)
             else:  # nothing has been, nothing is amiss: there is nothing to decide
                 path, gate = self.prefix + vertex.id, self.run.gate_of(vertex)
                 step.opens.append(Job(self.run, self, vertex, path, self.fingerprint(vertex), gate))
 
     def _decide_again_all(self, vertices: Sequence[Vertex], step: Step) -> None:
-        rows = self.run.snapshot.paths.find([self.prefix + vertex.id for vertex in vertices])
+        prefix, paths = self.prefix, self.run.snapshot.paths
+        rows = paths.find([prefix + vertex.id if prefix else vertex.id for vertex in vertices])
         for vertex, row in zip(vertices, rows, strict=True):
             if row is None or row[0] != ev.COMPLETED or not self._stays(vertex, row, step):
                 self._decide(vertex, step)
@@ -217,7 +218,7 @@ class Scope:
         """Settle what a resume meets most: a function that has completed with this very input. False: it is
         something else; `_decide` would come to the same, but asks more.
         """
-        if not vertex.is_plain or vertex.junction in self.bad or vertex.node.trigger == "any_failed":
+        if not vertex.is_usual or (self.bad and vertex.junction in self.bad):
             return False
         fingerprint = self.fingerprint(vertex)
         if row[ev.INPUT] != fingerprint:

@@ -19,7 +19,6 @@ import aiosqlite
 import anyio
 
 from dagresume import forks
-from dagresume.collector import paused
 from dagresume.errors import StoreError
 from dagresume.events import Record, Records, r5_word
 from dagresume.forgetting import foresee, forget
@@ -478,8 +477,7 @@ def _records(conn: sqlite3.Connection, which: str, run: int, output: str) -> Rec
     """Give the records of a run in order, each with the output that this expression gives."""
     columns = _RECORD.replace("NULL", output)
     sql = f"SELECT {columns} FROM dagresume_events WHERE {which} ORDER BY seq"
-    with paused():
-        return Records(conn.execute(sql, [run]).fetchall())
+    return Records(conn.execute(sql, [run]).fetchall())
 
 
 def _outputs(seqs: Sequence[int], conn: sqlite3.Connection) -> list[str | None]:

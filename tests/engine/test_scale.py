@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+import tracemalloc
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from dagresume import Engine, RunStatus, Workflow
 from dagresume.store import Store
-from tests.engine.kit import Boom, CountingStore, Home
+from tests.engine.kit import Boom, CountingStore, Home, listing
 
 
 def long_chain(count: int, broken: list[bool], **options: Any) -> Workflow:
@@ -264,3 +266,82 @@ async def test_one_node_takes_thousands_of_parents() -> None:
     finally:
         gc.enable()
     assert large <= 12 * small
+
+
+class ReadingStore(CountingStore):
+    """A store that notes which outputs are asked for at once."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.asked: list[int] = []
+
+    async def output(self, seqs: Sequence[int]) -> list[str | None]:
+        self.asked.append(len(seqs))
+        return await self._inner.output(seqs)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+async def test_a_resumed_join_reads_what_it_receives_in_one_question(sqlite_home: Home, mapped: bool) -> None:
+    broken, given, count = [True], [], 300
+    wf = Workflow("join", idempotent=True)
+    text = 200 * "x"  # more than a load brings with the records
+
+    async def body(k: int = 0) -> str:
+        return f"{k} {text}"
+
+    async def join(**parents: Any) -> int:
+        if broken:
+            raise Boom
+        given.append(parents)
+        return len(parents)
+
+    if mapped:
+        listing(wf, range(count))
+        wf.node(id="n", for_each={"k": "items"})(body)
+    else:
+        for k in range(count):
+            wf.node(id=f"n{k}")(body)
+    parents = ["n"] if mapped else [f"n{k}" for k in range(count)]
+    wf.node(args={f"p{parent}": parent for parent in parents})(join)
+    failed = await sqlite_home.run(wf)
+    broken.clear()
+    stores: list[ReadingStore] = []
+
+    def wrap(store: Store) -> ReadingStore:
+        stores.append(ReadingStore(store))
+        return stores[-1]
+
+    async with sqlite_home.engine(wf, wrap=wrap) as engine:
+        result = await engine.resume(failed.run_id)
+    assert result.executed == ["join"]
+    expected = [await body(k) for k in range(count)] if mapped else [await body()]
+    assert all(value == expected if mapped else value in expected for value in given[0].values())
+    assert stores[0].asked == [count]
+
+
+async def test_an_item_of_a_large_map_keeps_little(sqlite_home: Home) -> None:
+    """§5: at most 200 bytes beyond the same list of values, its result included."""
+    values, count = list(range(10_000)), 10_000
+
+    def made() -> Workflow:
+        wf = Workflow("large", idempotent=True)
+        listing(wf, values)
+
+        @wf.node(for_each={"x": "items"})
+        async def item(x: int) -> int:
+            return x + 1000
+
+        return wf
+
+    async with sqlite_home.engine() as engine:
+        await engine.run(made())  # what is kept once for all is kept now
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            result = await engine.run(made())
+            given = result["item"]
+            peak = tracemalloc.get_traced_memory()[1] - before
+        finally:
+            tracemalloc.stop()
+    assert (given[-1], len(result.executed)) == (10_999, count + 1)
+    assert peak / count <= 200 + 8 + 28 + 30  # a pointer and an int for each value; 300 kB of buffers

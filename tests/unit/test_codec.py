@@ -1055,3 +1055,17 @@ def test_plain_data_stays_nearly_free(tmp_path: Path) -> None:
     pack, unpack = map(float, run("-c", code, cwd=tmp_path).split())
     assert pack < 3
     assert unpack < 2
+
+
+@pytest.mark.parametrize("code", [*range(33), ord('"'), ord("\\"), 127, 0xE9, 0x2603, 0x1F642])
+def test_a_long_string_is_written_like_a_short_one(code: int) -> None:
+    for text in (chr(code) + 5000 * "x", 5000 * "x" + chr(code), 3000 * (chr(code) + "é")):
+        packed = codec.pack(text)
+        assert packed == json.dumps(text, ensure_ascii=False)
+        assert codec.unpack(packed) == text
+
+
+def test_a_long_string_that_no_file_can_hold_is_tagged() -> None:
+    text = 5000 * "x" + "\ud800"
+    assert codec.unpack(codec.pack(text)) == text
+    assert codec.pack(text).isascii()

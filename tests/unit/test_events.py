@@ -29,6 +29,7 @@ from dagresume.events import (
     Event,
     NodeStatus,
     Record,
+    Records,
     RunStatus,
     Snapshot,
     enclosing,
@@ -163,6 +164,42 @@ def test_folding_in_pieces_is_folding_at_once() -> None:
         pieces.fold(records[cut:])
         for name in Snapshot.__slots__:
             assert getattr(pieces, name) == getattr(whole, name), (cut, name)
+
+
+def test_rows_mean_what_the_records_made_of_them_mean() -> None:
+    """A store may give plain tuples: each becomes a record when somebody looks at it."""
+    records = numbered(
+        run_record(RUN_CREATED, 1),
+        node_record(STARTED, "a", 1, 2),
+        node_record(COMPLETED, "b", 1, 3),
+        node_record(COMPLETED, "c", 1, 4, usage={"tokens": 3}),
+        node_record(FAILED, "d", 1, 5),
+        node_record(COMPLETED, "a", 1, 6),
+        node_record(RESET, "b", 1, 7),
+    )
+    lazy = Records([tuple(record) for record in records])
+    assert (len(lazy), lazy[-1], list(lazy[1:3]), list(lazy)) == (7, records[-1], records[1:3], records)
+    assert lazy == records
+    assert lazy != records[:-1]
+    assert {type(record) for record in [lazy[0], *lazy, *lazy[2:4]]} == {Record}
+    assert lazy.column("path") == [record.path for record in records]
+    found, expected = Snapshot(lazy), Snapshot(records)
+    for name in Snapshot.__slots__:
+        assert getattr(found, name) == getattr(expected, name), name
+    paths = found.paths
+    assert list(paths.items()) == list(zip(paths, paths.values(), strict=True))
+    looked_at = [paths["c"], paths.get("c"), *paths.values(), *dict(paths.copy().items()).values()]
+    assert {type(record) for record in looked_at} == {Record}
+    assert (paths.get("z"), paths.find(["z", "c"])) == (None, [None, tuple(records[3])])
+    assert dict(paths.telling()) == {"c": records[3]}
+    assert dict(found.unfinished()) == {"b": records[6], "d": records[4]}
+
+
+def test_only_some_records_hold_their_outputs() -> None:
+    held = node_record(COMPLETED, "a", 1, 1)
+    assert Records([held, held]).hold_outputs
+    for other in (node_record(COMPLETED, "b", 1, 1, blob="…"), node_record(SKIPPED, "b", 1, 1)):
+        assert not Records([held, other]).hold_outputs
 
 
 def test_only_a_completed_path_that_is_reset_is_a_new_operation() -> None:
