@@ -133,7 +133,7 @@ def long(found: list[Measured]) -> str:
 def machines(found: list[Measured]) -> Iterator[str]:
     """Tell where the figures come from, once for each day and machine."""
     told = dict.fromkeys(where(each.file) for each in found)
-    yield from (f"{text}\n" for text in told)
+    yield from (f"- {text}\n" for text in told)
 
 
 def where(file: dict[str, Any]) -> str:
