@@ -198,7 +198,8 @@ class _Foresight:
             and prior.kind == ev.FAILED
             and handled(vertex, self.rules, self.snapshot.paths, self.prefix)
         ):
-            return _FAILED, [decision_of(path, HANDLED, prior)]
+            # Above it something may wait for a person: then nothing below has its turn.
+            return _MAYBE if ended["maybe"] else _FAILED, [decision_of(path, HANDLED, prior)]
         if ended["runs"] or ended["maybe"]:
             return self._below_open(vertex, path, prior, sure=verdict is Join.RUN)
         if self.inputs is None and prior is not None and self._is_behind(vertex, prior):

@@ -323,6 +323,53 @@ async def test_an_uncertain_node_is_said_although_a_handler_has_completed(home: 
     assert result.status is RunStatus.COMPLETED
 
 
+async def test_below_what_may_be_held_a_failure_that_was_dealt_with_makes_nothing_certain(
+    home: Home, calls: Calls
+) -> None:
+    """`ready` may be held, since its input changes; then nothing below it has its turn, be it as it was.
+
+    The plan said that `end` runs, and it did not.
+    """
+    wf = Workflow("held above")
+
+    @wf.node
+    async def source() -> int:
+        calls.began("source")
+        return 1
+
+    @wf.node(depends_on=["source"])
+    async def first() -> int:
+        calls.began("first")
+        return 2
+
+    @wf.node(trigger="all_done")
+    async def ready(first: int | None) -> None:
+        calls.began("ready")
+
+    @wf.node(depends_on=["ready"])
+    async def fails() -> None:
+        calls.began("fails")
+
+    @wf.node(depends_on=["fails"], trigger="any_failed")
+    async def handler() -> None:
+        calls.began("handler")
+
+    @wf.node(depends_on=["source", "handler"])
+    async def end() -> None:
+        calls.began("end")
+
+    calls.broken = {"first", "fails", "end"}
+    run_id = (await home.run(wf)).run_id
+    assert calls["handler"] == calls["end"] == 1
+    calls.mend()
+    plan = await home.plan(wf, run_id)
+    assert plan["ready"].action == "check"
+    assert plan["end"].action == "check"
+    await home.resume(wf, run_id)
+    assert calls["end"] == 0
+    assert (await home.statuses(run_id))["ready"] == "waiting"
+
+
 # -- the test kit ---------------------------------------------------------------------------------------
 
 
