@@ -1454,10 +1454,11 @@ class _Recovering:
     async def carry_out_cancel(self, run_id: str, by: str) -> None:
         await self._engine.cancel(run_id, by)
 
-    async def take_up(self, run_id: str, asked: Asked) -> asyncio.Task[RunResult]:
+    async def take_up(self, run_id: str, asked: Asked) -> asyncio.Task[RunResult] | None:
         found = await self._engine._taken(run_id, asked)
-        work = _given(found) if isinstance(found, RunResult) else self._engine._attend(found)
-        return self._engine._in_background(work, run_id)
+        if isinstance(found, RunResult):
+            return None
+        return self._engine._in_background(self._engine._attend(found), run_id)
 
 
 # -- pieces ---------------------------------------------------------------------------------------------

@@ -288,8 +288,8 @@ class Drives(Protocol):
     async def carry_out_cancel(self, run_id: str, by: str) -> None:
         """End a run that somebody has cancelled."""
 
-    async def take_up(self, run_id: str, asked: Asked) -> asyncio.Task[RunResult]:
-        """Claim a run and go on with it in the background."""
+    async def take_up(self, run_id: str, asked: Asked) -> asyncio.Task[RunResult] | None:
+        """Claim a run and go on with it in the background; None if it has ended meanwhile."""
 
 
 _Seen = tuple[RecoveryOutcome, asyncio.Task[RunResult] | None]
@@ -391,7 +391,8 @@ class Sweep:
         outcome = RecoveryOutcome(row.run_id, row.workflow, "resumed", reason, told, attempt)
         asked = Asked(automatic="recover", recovery=code.recovery)
         try:
-            return outcome, await self._engine.take_up(row.run_id, asked)
+            task = await self._engine.take_up(row.run_id, asked)
+            return None if task is None else (outcome, task)  # somebody was quicker, and it is over
         except OwnershipError:
             return None  # somebody was quicker
         except RunCancelled as error:
