@@ -221,7 +221,8 @@ class Scope:
         if not vertex.is_usual or (self.bad and vertex.junction in self.bad):
             return False
         fingerprint = self.fingerprint(vertex)
-        if row[ev.INPUT] != fingerprint:
+        verdict = decide(ev.new_record(row), fingerprint, idempotent=vertex.idempotent)
+        if row[ev.INPUT] != fingerprint or verdict.action is not Action.REUSE:
             return False
         if vertex.pure:
             self.complete(vertex.index, UNMADE, fingerprint, step)
