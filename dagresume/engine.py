@@ -1216,10 +1216,9 @@ class Engine:
 
     async def _attended(self, run: Run | Rollback) -> RunResult:
         await self._until_ended(run)
-        self._let_go(run)
-        undoing = run if isinstance(run, Rollback) else run.undoing
         if run.error is not None:
-            if isinstance(run, Run) and undoing is None:
+            self._let_go(run)
+            if isinstance(run, Run) and run.undoing is None:
                 await self._last_words(run)
             if isinstance(run.error, StoreError) and run.failures:
                 raise RunFailed(run.run_id, run.failures) from run.error

@@ -11,12 +11,11 @@ import contextlib
 import json
 import os
 import sqlite3
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import aiosqlite
-import anyio
 
 from dagresume import forks
 from dagresume.errors import StoreError
@@ -36,6 +35,7 @@ from dagresume.schema import (
     use_wal,
 )
 from dagresume.sessions import closed
+from dagresume.steady import to_its_end
 from dagresume.store import (
     SYSTEM_CLOCK,
     Clear,
@@ -115,7 +115,7 @@ class SQLiteStore:
         self._pid = os.getpid()
         self._refuse_inherited()
         try:
-            await _to_the_end(self._open(session))
+            await to_its_end(self._open(session))
         except BaseException:
             await self.close()
             raise
@@ -201,7 +201,7 @@ class SQLiteStore:
     async def close(self) -> None:
         """End the session, empty the log and let the file go."""
         if self._connections:
-            await _to_the_end(self._close())
+            await to_its_end(self._close())
 
     async def _close(self) -> None:
         connections, self._connections = self._connections[::-1], []
@@ -281,7 +281,7 @@ class SQLiteStore:
             return outcomes[0]
         except asyncio.CancelledError as error:
             with contextlib.suppress(asyncio.CancelledError):
-                await _to_the_end(_hop(connection, writer, _nothing))
+                await to_its_end(_hop(connection, writer, _nothing))
             if outcomes:
                 raise CommitCancelled(outcomes[0]) from error
             raise
@@ -521,20 +521,3 @@ async def _hop(connection: aiosqlite.Connection, worker: Worker, job: Callable[[
     worker.desk.append((job, box))
     await connection.commit()
     return box[0]
-
-
-async def _to_the_end(work: Awaitable[T]) -> T:
-    """Await `work` until it has ended, whatever is cancelled meanwhile; then the cancellation goes on."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    with anyio.CancelScope(shield=True):
-        while not task.done():
-            try:
-                await asyncio.wait([task])
-            except asyncio.CancelledError as error:
-                cancelled = error
-    if cancelled is not None:
-        with contextlib.suppress(BaseException):
-            task.exception()
-        raise cancelled
-    return task.result()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 import anyio
@@ -14,19 +14,15 @@ __all__ = ["to_its_end"]
 T = TypeVar("T")
 
 
-async def to_its_end(work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
+async def to_its_end(work: Awaitable[T]) -> T:
     """Give the result of `work` once it has ended; if the caller was cancelled meanwhile, raise that."""
     future = asyncio.ensure_future(work)
-    if not future.done():
-        try:
-            await asyncio.shield(future)
-        except asyncio.CancelledError as error:
-            if not future.cancelled() or _is_cancelled():
-                await _ended(future)
-                raise error from None
-        except BaseException:
-            pass  # the result says so
-    return future.result()
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        if not future.cancelled() or _is_cancelled():
+            await _ended(future)
+        raise
 
 
 def _is_cancelled() -> bool:
