@@ -18,16 +18,24 @@ from dagresume.policy import NodeFailure, Settled, answer
 from dagresume.scopes import Scope
 from dagresume.workflow import Binding, Source
 
-__all__ = ["ask", "call", "check_shared", "context", "plain"]
+__all__ = ["ask", "bound", "call", "check_shared", "context", "plain"]
 
 
 def call(run: Driver, job: Job) -> Call:
     """Put the arguments together: fresh objects, decoded from what was committed (C7)."""
+    vertex, fn = job.vertex, job.vertex.node.fn
+    assert fn is not None
+    values = plain(job.scope, vertex)
+    if values is None:
+        return bound(run, job)
+    job.call = Call(fn, values, {}, None if vertex.pure else vertex.types, None, job.path)
+    return job.call
+
+
+def bound(run: Driver, job: Job) -> Call:
+    """Put the arguments together one by one, as the parameters are bound."""
     vertex, by_name, fn = job.vertex, False, job.vertex.node.fn
     assert fn is not None
-    if (values := plain(job.scope, vertex)) is not None:
-        job.call = Call(fn, values, {}, None if vertex.pure else vertex.types, None, job.path)
-        return job.call
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     given: Context | None = None

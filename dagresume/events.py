@@ -209,9 +209,7 @@ new_record: Final[Callable[[tuple[Any, ...]], Record]] = partial(tuple.__new__, 
 
 Row = tuple[Any, ...]
 """The columns of a record as a store gives them; or a `Record`, which is such a tuple."""
-_PATH, INPUT, DIGEST, _DATA, OUTPUT, _SEQ = map(
-    Record._fields.index, ("path", "input", "digest", "data", "output", "seq")
-)
+_PATH, _DATA, _SEQ = map(Record._fields.index, ("path", "data", "seq"))
 
 
 class Records(Sequence[Record]):

@@ -53,7 +53,7 @@ def stored_result(loaded: Loaded, program: Program | None, fetch: Fetch, mask: M
     """Give the result of a run from what is stored of it."""
     snapshot = Snapshot(loaded.records)
     graph = unfolded(loaded.graph)
-    types = {} if program is None else {v.id: v.types for v in program.rules}
+    types = {} if program is None else program.body.types
     cells: dict[str, Cell] = {}
     parts: dict[str, list[str | Stored | None]] = {}
     for node in graph["nodes"]:

@@ -22,7 +22,7 @@ import anyio
 
 from dagresume import codec
 from dagresume import events as ev
-from dagresume.arguments import ask, check_shared, context, plain
+from dagresume.arguments import ask, bound, check_shared, context, plain
 from dagresume.arguments import call as arguments
 from dagresume.backoffs import Backoffs
 from dagresume.clock import Timer
@@ -374,7 +374,7 @@ class Run:
             if job.asking:
                 self._answered(job, job.answered or ask(self, job))
                 return
-            result = await self._run_of(job)
+            result = await self._execution_of(job)
             if self.services.debug and isinstance(job.feed, Feed):
                 check_shared(self, job)
         except BaseException as error:
@@ -444,7 +444,7 @@ class Run:
                 if not work.cancelled():
                     return work.result()
 
-    def _run_of(self, job: Job) -> Coroutine[Any, Any, Any]:
+    def _execution_of(self, job: Job) -> Coroutine[Any, Any, Any]:
         if job.vertex.direct and self._on_loop and not job.reconcile:
             return self._directly(job)
         return self._by_call(job)
@@ -453,7 +453,7 @@ class Run:
         """Await an async function right here: most nodes are no more than that."""
         vertex = job.vertex
         given = plain(job.scope, vertex)
-        call = arguments(self, job) if given is None else None
+        call = bound(self, job) if given is None else None
         job.began = self._monotonic()
         self._note_start(job)
         if call is None:

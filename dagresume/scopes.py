@@ -208,8 +208,7 @@ class Scope:
                 step.opens.append(Job(self.run, self, vertex, path, self.fingerprint(vertex), gate))
 
     def _decide_again_all(self, vertices: Sequence[Vertex], step: Step) -> None:
-        prefix, paths = self.prefix, self.run.snapshot.paths
-        rows = paths.find([prefix + vertex.id if prefix else vertex.id for vertex in vertices])
+        rows = self.run.snapshot.paths.find(map(self.path, vertices))
         for vertex, row in zip(vertices, rows, strict=True):
             if row is None or row[0] != ev.COMPLETED or not self._stays(vertex, row, step):
                 self._decide(vertex, step)
@@ -220,17 +219,11 @@ class Scope:
         """
         if not vertex.is_usual or (self.bad and vertex.junction in self.bad):
             return False
-        fingerprint = self.fingerprint(vertex)
-        verdict = decide(ev.new_record(row), fingerprint, idempotent=vertex.idempotent)
-        if row[ev.INPUT] != fingerprint or verdict.action is not Action.REUSE:
+        prior, fingerprint = ev.new_record(row), self.fingerprint(vertex)
+        verdict = decide(prior, fingerprint, idempotent=vertex.idempotent)
+        if prior.input != fingerprint or verdict.action is not Action.REUSE:
             return False
-        if vertex.pure:
-            self.complete(vertex.index, UNMADE, fingerprint, step)
-            return True
-        out, digest = row[ev.OUTPUT], row[ev.DIGEST]
-        if out is None or codec.digest(out) != digest:
-            out = cell_of(ev.new_record(row))
-        self.complete(vertex.index, out, digest or _NO_DIGEST, step)
+        self._reuse(vertex, prior, fingerprint, step)
         return True
 
     def _decide(self, vertex: Vertex, step: Step) -> None:
@@ -726,7 +719,7 @@ class Scope:
 def _former_cell(record: Record) -> tuple[str | Stored, bytes]:
     """Give what stands in a map's list for an item that ended as this record says, and its digest."""
     if record.kind == ev.COMPLETED:
-        return cell_of(record), record.digest or bytes(16)
+        return cell_of(record), record.digest or _NO_DIGEST
     if record.kind == ev.SKIPPED:
         return NULL, NULL_DIGEST
     text = item_failure(failure_of(record))
