@@ -24,7 +24,8 @@ import networkx as nx
 from benchmarks.commit import CAREFUL, Contender, Sample, compare, durable_rows, raw_sqlite
 from benchmarks.rows import BESIDE_NOTHING, Row, pair
 from dagresume import Engine, Limit, Workflow
-from dagresume.bench import Spread, quantile
+from dagresume.bench import Spread
+from dagresume.latency import quantile
 
 CALLS, TAKES, AT_ONCE = 2_000, 0.05, 50
 RATE = 200

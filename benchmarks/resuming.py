@@ -18,6 +18,7 @@ import anyio
 import networkx as nx
 
 from benchmarks.commit import Contender, Sample, compare
+from benchmarks.maps import spread_out
 from benchmarks.rows import Row, pair
 from dagresume import Engine, RunFailed, Workflow
 from dagresume.bench import Spread
@@ -40,15 +41,7 @@ class Joined:
         raise ValueError("not today")
 
     def _mapped(self) -> Workflow:
-        wf, items, fail = Workflow("mapped", idempotent=True), self.items, self._fail
-
-        @wf.node
-        async def numbers() -> list[int]:
-            return list(range(items))
-
-        @wf.node(for_each={"x": numbers})
-        async def doubled(x: int) -> int:
-            return 2 * x
+        wf, fail = spread_out(self.items), self._fail
 
         @wf.node
         async def join(doubled: list[int]) -> int:

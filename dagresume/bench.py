@@ -27,6 +27,7 @@ from typing import Any, Final, Literal
 import networkx as nx
 
 from dagresume.engine import Engine
+from dagresume.latency import quantile
 from dagresume.workflow import Workflow
 
 __all__ = [
@@ -41,7 +42,6 @@ __all__ = [
     "fanout",
     "first",
     "measure",
-    "quantile",
     "raw_commits",
     "step",
     "sync_cost",
@@ -69,12 +69,6 @@ class Spread:
     def of(cls, values: Sequence[float]) -> Spread:
         """Give that of these values."""
         return cls(statistics.median(values), min(values), max(values))
-
-
-def quantile(values: Iterable[float], share: float) -> float:
-    """Give the value that this share of all does not exceed (nearest rank); 0 for none."""
-    ranked = sorted(values)
-    return ranked[min(len(ranked) - 1, int(share * len(ranked)))] if ranked else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-__all__ = ["added", "percentile", "summary"]
+__all__ = ["added", "percentile", "quantile", "summary"]
 
 _SAMPLE: Final = 4096
 """Waits that are looked at; more of them are represented by as many, so that the loop is never held up."""
@@ -53,3 +53,9 @@ def percentile(waits: Mapping[int, int], share: float) -> int:
         if seen >= needed:
             return wait
     return 0
+
+
+def quantile(values: Iterable[float], share: float) -> float:
+    """Give the value that this share of all does not exceed (nearest rank); 0 for none."""
+    ranked = sorted(values)
+    return ranked[min(len(ranked) - 1, int(share * len(ranked)))] if ranked else 0.0

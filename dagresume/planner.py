@@ -454,11 +454,10 @@ def _is_settled(body: Body, path: str, snapshot: Snapshot) -> bool:
     return False
 
 
+# -- the plan -------------------------------------------------------------------------------------------
+
 NOTHING: Final[Mapping[str, Any]] = {}
 """Used up nothing; has no items. One for all decisions, so nobody may change it."""
-
-
-# -- the plan -------------------------------------------------------------------------------------------
 
 
 class Decision(NamedTuple):

@@ -12,6 +12,7 @@ from unicodedata import normalize
 from dagresume import codec
 from dagresume.errors import NoOutput
 from dagresume.events import NodeStatus, Record, RunStatus, segments
+from dagresume.latency import quantile
 from dagresume.masks import NO_SECRETS, Mask
 from dagresume.policy import NodeFailure
 
@@ -65,8 +66,7 @@ class CheckpointLatency:
         if not seconds:
             return cls(0.0, 0.0, 0.0, 0.0, 0)
         ranked = sorted(seconds)
-        last = len(ranked) - 1
-        p50, p95, p99 = (ranked[min(last, int(share * len(ranked)))] for share in (0.5, 0.95, 0.99))
+        p50, p95, p99 = (quantile(ranked, share) for share in (0.5, 0.95, 0.99))
         return cls(p50, p95, p99, ranked[-1], len(ranked))
 
 
@@ -156,7 +156,7 @@ class Outputs(Mapping[str, Any]):
         return [cell if isinstance(cell, str) else next(fetched) for cell in cells]
 
 
-class _Paths(Sequence[str]):
+class _PathList(Sequence[str]):
     """A sequence of paths that equals any other of the same."""
 
     @overload
@@ -175,7 +175,7 @@ class _Paths(Sequence[str]):
         return repr(list(self))
 
 
-class Lazily(_Paths):
+class Lazily(_PathList):
     """A sequence of paths that is put together when somebody looks at it."""
 
     def __init__(self, make: Callable[[], list[str]]) -> None:
@@ -194,7 +194,7 @@ class Lazily(_Paths):
         return self._made
 
 
-class Executed(_Paths):
+class Executed(_PathList):
     """The paths whose function has begun, in that order. Of an item only its map and number are kept, in 8
     bytes: a million paths would take 60 each.
     """

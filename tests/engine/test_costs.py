@@ -25,49 +25,32 @@ import anyio
 import networkx as nx
 import pytest
 
-from dagresume import Engine, Workflow
+from dagresume import Engine, Workflow, bench
+from dagresume.bench import first, step
 from dagresume.writer import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-async def first() -> int:
-    return 0
-
-
-async def step(x: int) -> int:
-    return x + 1
-
-
 async def joined(a: int, b: int, c: int, d: int) -> int:
     return a + b + c + d
 
 
-def chain(nodes: int, *, idempotent: bool = True) -> Workflow:
-    graph: nx.DiGraph[str] = nx.DiGraph()
-    graph.add_node("n0", run=first)
-    for number in range(1, nodes):
-        graph.add_node(f"n{number}", run=step)
-        graph.add_edge(f"n{number - 1}", f"n{number}", arg="x")
-    return Workflow.from_graph("chain", graph, idempotent=idempotent)
+def chain(nodes: int) -> Workflow:
+    return bench.chain(nodes, idempotent=True)
 
 
 def careful_chain(nodes: int) -> Workflow:
-    return chain(nodes, idempotent=False)
+    return bench.chain(nodes, idempotent=False)
 
 
-def fanout(nodes: int, *, idempotent: bool = True) -> Workflow:
-    graph: nx.DiGraph[str] = nx.DiGraph()
-    graph.add_node("root", run=first)
-    for number in range(nodes - 1):
-        graph.add_node(f"n{number}", run=step)
-        graph.add_edge("root", f"n{number}", arg="x")
-    return Workflow.from_graph("fanout", graph, idempotent=idempotent)
+def fanout(nodes: int) -> Workflow:
+    return bench.fanout(nodes - 1, idempotent=True)
 
 
 def careful_fanout(nodes: int) -> Workflow:
-    return fanout(nodes, idempotent=False)
+    return bench.fanout(nodes - 1, idempotent=False)
 
 
 def layers(nodes: int) -> Workflow:

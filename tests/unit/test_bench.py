@@ -5,7 +5,8 @@ from array import array
 
 import pytest
 
-from dagresume.bench import Spread, Waits, quantile
+from dagresume.bench import Spread, Waits
+from dagresume.latency import quantile
 from dagresume.results import CheckpointLatency
 
 
