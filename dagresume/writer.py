@@ -150,10 +150,13 @@ class Writer(Worker):
         for group in _groups(units):
             outcomes += self._together(group)
         sizes = [len(record.output or ()) for unit in units for record in unit.records]
-        # What is written is written: whatever goes wrong from here on must not hide it.
-        with contextlib.suppress(Exception):
-            self.wal.after(self, self.commits - commits, len(sizes), sum(sizes))
+        self.wal.note(self.commits - commits, len(sizes), sum(sizes))
         return outcomes
+
+    def tend(self) -> None:
+        """Look after the log. What is written is written: whatever goes wrong here is no unit's failure."""
+        with contextlib.suppress(Exception):
+            self.wal.tend(self)
 
     def _gone(self) -> StoreError | None:
         """Say if the files that are written to are no longer those at our path; looks now and then.
