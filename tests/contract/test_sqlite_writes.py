@@ -694,6 +694,31 @@ async def test_readers_that_never_leave_a_gap_do_not_let_the_log_grow(db: Path) 
     assert max(sizes) < 64 << 20
 
 
+async def test_no_result_waits_for_the_log_to_be_looked_after(store: Store) -> None:
+    """The last statement before an answer is the one that made it durable."""
+    guard = await store.new()
+    last = []
+    for n in range(30):
+        assert isinstance(await store.one(guard, completed(f"a[{n}]")), Committed)
+        last.append(Disturbed.seen[-1])
+        await asyncio.sleep(0)  # what the store does behind the answer goes before the next commit
+    assert all(sql.startswith("INSERT INTO dagresume_events") for sql in last), last
+    assert "PRAGMA cache_size = 16" in Disturbed.seen, "the log has been made longer meanwhile"
+
+
+async def test_a_store_that_is_closed_while_its_log_is_looked_after_waits_for_that(
+    db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dagresume.wal._AHEAD", 0)  # the first commit is enough
+    tasks = asyncio.all_tasks()
+    store = Store(db)
+    store.session = await store.open(this_session(SYSTEM_CLOCK.now(), 60_000_000))
+    await store.new()
+    await store.close()
+    assert [each.name for each in (await anyio.to_thread.run_sync(list, db.parent.iterdir()))] == [db.name]
+    assert asyncio.all_tasks() <= tasks
+
+
 async def test_one_huge_transaction_does_not_leave_a_huge_log(db: Path) -> None:
     store = Store(db, synchronous="normal")
     store.session = await store.open(this_session(SYSTEM_CLOCK.now(), 60_000_000))
