@@ -207,8 +207,6 @@ class SQLiteStore:
     async def _close(self) -> None:
         connections, self._connections = self._connections[::-1], []
         session, self._session = self._session, None
-        if self._tending is not None:
-            await asyncio.wait([self._tending])
         try:
             if session is not None and os.getpid() == self._pid:
                 connection, worker = connections[-1]

@@ -706,19 +706,6 @@ async def test_no_result_waits_for_the_log_to_be_looked_after(store: Store) -> N
     assert "PRAGMA cache_size = 16" in Disturbed.seen, "the log has been made longer meanwhile"
 
 
-async def test_a_store_that_is_closed_while_its_log_is_looked_after_waits_for_that(
-    db: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dagresume.wal._AHEAD", 0)  # the first commit is enough
-    tasks = asyncio.all_tasks()
-    store = Store(db)
-    store.session = await store.open(this_session(SYSTEM_CLOCK.now(), 60_000_000))
-    await store.new()
-    await store.close()
-    assert [each.name for each in (await anyio.to_thread.run_sync(list, db.parent.iterdir()))] == [db.name]
-    assert asyncio.all_tasks() <= tasks
-
-
 async def test_one_huge_transaction_does_not_leave_a_huge_log(db: Path) -> None:
     store = Store(db, synchronous="normal")
     store.session = await store.open(this_session(SYSTEM_CLOCK.now(), 60_000_000))
