@@ -7,6 +7,8 @@ type checkers read `__init__.pyi`.
 from importlib import import_module
 from typing import Any, Final
 
+from dagresume.collector import paused
+
 __version__ = "0.1.0"
 
 _HOMES: Final = {
@@ -91,7 +93,8 @@ __all__ = sorted(_HOME_OF)
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = import_module(f"{__name__}.{_HOME_OF[name]}")
+    with paused():  # all that is made here stays
+        home = import_module(f"{__name__}.{_HOME_OF[name]}")
     found = globals()[name] = home if name == _HOME_OF[name] else getattr(home, name)
     return found
 

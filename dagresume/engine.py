@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import secrets
+import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextvars import copy_context
@@ -58,7 +58,7 @@ from dagresume.events import (
     run_record,
     wait_cancelled,
 )
-from dagresume.executor import Executor
+from dagresume.executor import Executor, is_importing_main
 from dagresume.explain import Explanation, explain
 from dagresume.flaws import UNREADABLE, line_flaw, readable_event, readable_info, run_flaw, unreadable
 from dagresume.flaws import explain as explain_flaw
@@ -76,7 +76,6 @@ from dagresume.plan import plan
 from dagresume.planner import Decision
 from dagresume.policy import UNSAID, Budget, Limit
 from dagresume.pool import Pool
-from dagresume.processes import is_importing_main
 from dagresume.program import (
     PERSON,
     Asked,
@@ -1488,7 +1487,7 @@ def _last(loaded: Loaded) -> int:
 def _uuid7(microseconds: int) -> str:
     """Give a uuid that sorts by time (RFC 9562)."""
     value = (microseconds // 1000 & (1 << 48) - 1) << 80 | 0x7 << 76 | 0x2 << 62
-    noise = secrets.randbits(74)
+    noise = int.from_bytes(os.urandom(10), "big") >> 6
     return str(uuid.UUID(int=value | (noise >> 62) << 64 | noise & (1 << 62) - 1))
 
 

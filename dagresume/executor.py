@@ -1,12 +1,12 @@
-"""Where a node's function runs: on the loop, in a thread, in a process. They differ in nothing else."""
+"""Where a node's function runs: on the loop, in a thread, in a process (see `crew`). They differ in nothing
+else.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
 import contextvars
-import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -17,15 +17,16 @@ from typing import Any, Protocol
 from dagresume import codec
 from dagresume.context import Context
 from dagresume.errors import EngineClosed, TooManyAbandoned
-from dagresume.processes import Worker, dumps, opened
 
 __all__ = [
     "Call",
     "Executor",
     "LoopExecutor",
-    "ProcessExecutor",
     "ThreadExecutor",
+    "Threads",
+    "is_importing_main",
     "pack_result",
+    "perform",
 ]
 
 
@@ -71,12 +72,21 @@ class LoopExecutor:
         return
 
 
+def is_importing_main() -> bool:
+    """Say whether this process is a worker that is importing the main script.
+
+    A run that starts now was meant for the parent: the script lacks its `if __name__ == "__main__":`.
+    """
+    process = sys.modules.get("multiprocessing.process")  # loaded in every worker, and only where needed
+    return process is not None and bool(getattr(process.current_process(), "_inheriting", False))
+
+
 def pack_result(call: Call, value: Any) -> Any:
     """Give what is stored of a result: packed text, or the value itself if nothing is."""
     return value if call.types is None else codec.pack(value, call.types)
 
 
-def _perform(call: Call) -> Any:
+def perform(call: Call) -> Any:
     return pack_result(call, call.fn(*call.args, **call.kwargs))
 
 
@@ -95,7 +105,7 @@ class ThreadExecutor:
     """
 
     def __init__(self, limit: int = 64, abandoned_limit: int = 16, *, idle_seconds: float = 10.0) -> None:
-        self._threads = _Threads(limit, idle_seconds)
+        self._threads = Threads(limit, idle_seconds)
         self._abandoned_limit = abandoned_limit
 
     @property
@@ -108,7 +118,7 @@ class ThreadExecutor:
             paths = [job.args[0].path for job in list(self._threads.left)]
             if len(paths) > self._abandoned_limit:  # still so
                 raise TooManyAbandoned(sorted(paths), self._abandoned_limit)
-        job = self._threads.submit(_perform, call)
+        job = self._threads.submit(perform, call)
         try:
             await job.future
         except asyncio.CancelledError:
@@ -163,7 +173,7 @@ def _wake(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-class _Threads:
+class Threads:
     """At most `limit` threads, made when needed; one that was idle for `idle_seconds` ends.
 
     All share one queue. A thread that waits at it is either counted in `_idle` or has a job there already.
@@ -265,158 +275,3 @@ class _Threads:
                 self._idle += 1
         job.tell()
         return True
-
-
-# -- processes ------------------------------------------------------------------------------------------
-
-
-class ProcessExecutor:
-    """Runs plain functions of modules in worker processes; `limit` at once, by default one per processor.
-
-    Workers start when first needed and stay. Functions and classes travel by name, arguments as copies,
-    results as packed text, context variables not at all. Calls beyond `limit` wait. Cancelling `run` kills
-    the process of the body. A process that dies fails its call alone, with WorkerDied.
-    """
-
-    def __init__(self, limit: int | None = None) -> None:
-        self._limit = limit or _processors()
-        self._threads = _Threads(self._limit)  # each talks to one worker
-        self._changed = threading.Condition()
-        self._idle: list[Worker] = []
-        self._errands: set[_Errand] = set()
-        self._count = 0  # of workers, also of those that start or end
-        self._closed = False
-        self._pid = 0
-
-    async def run(self, call: Call) -> Any:
-        errand = _Errand(call)
-        job = self._threads.submit(self._carry, errand)
-        try:
-            await job.future
-        except asyncio.CancelledError:
-            if self._threads.leave(job):
-                with self._changed:
-                    errand.cancel()
-                raise
-        return job.result()
-
-    async def close(self) -> None:
-        idle = self._stop()
-        atexit.unregister(self._abort)
-        if self._count:
-            await self._threads.submit(self._await_end, idle).future
-        self._threads.close()
-
-    # the rest runs in the threads
-
-    def _carry(self, errand: _Errand) -> Any:
-        call = errand.call
-        channel = None if call.context is None else call.context._channel
-        begun, call.begun = call.begun, None  # of this process only
-        request = dumps(channel, _perform, call)
-        worker = self._hire()
-        fit = False
-        try:
-            if not self._assign(errand, worker):
-                fit = True
-                return None
-            message = worker.ask(call.path, request, channel, begun)
-            fit = True
-        finally:
-            self._give_back(errand, worker, fit)
-        return opened(message)
-
-    def _assign(self, errand: _Errand, worker: Worker) -> bool:
-        with self._changed:
-            if self._closed:
-                raise EngineClosed
-            if not errand.cancelled:
-                errand.worker = worker
-                self._errands.add(errand)
-            return not errand.cancelled
-
-    def _give_back(self, errand: _Errand, worker: Worker, fit: bool) -> None:
-        with self._changed:
-            killed = errand.cancelled and errand.worker is not None
-            errand.worker = None
-            self._errands.discard(errand)
-            # one that was started for a call cancelled meanwhile may be one too many
-            if fit and not killed and not self._closed and self._count <= self._limit:
-                self._idle.append(worker)
-                return
-        self._end(worker)
-
-    def _hire(self) -> Worker:
-        while worker := self._rested():
-            if worker.is_alive():
-                return worker
-            self._end(worker)
-        try:
-            return Worker()
-        except BaseException:
-            self._discount()
-            raise
-
-    def _rested(self) -> Worker | None:
-        with self._changed:
-            if self._closed:
-                raise EngineClosed
-            if self._idle:
-                return self._idle.pop()
-            if not self._pid:
-                self._pid = os.getpid()
-                atexit.register(self._abort)  # runs before multiprocessing's own, which waits for every child
-            self._count += 1
-            return None
-
-    def _end(self, worker: Worker) -> None:
-        try:
-            worker.end()
-        finally:
-            self._discount()
-
-    def _discount(self) -> None:
-        with self._changed:
-            self._count -= 1
-            self._changed.notify_all()
-
-    def _stop(self) -> list[Worker]:
-        with self._changed:
-            self._closed = True
-            idle, self._idle = self._idle, []
-            for errand in self._errands:
-                errand.cancel()
-            return idle
-
-    def _abort(self) -> None:
-        if os.getpid() == self._pid:  # not in a child forked by somebody
-            for worker in self._stop():
-                worker.kill()
-
-    def _await_end(self, idle: list[Worker]) -> None:
-        for worker in idle:
-            worker.hang_up()
-        for worker in idle:
-            self._end(worker)
-        with self._changed:
-            self._changed.wait_for(lambda: not self._count, timeout=5.0)
-
-
-class _Errand:
-    """A call on its way through a worker; the executor's lock guards it."""
-
-    __slots__ = ("call", "cancelled", "worker")
-
-    def __init__(self, call: Call) -> None:
-        self.call = call
-        self.worker: Worker | None = None
-        self.cancelled = False
-
-    def cancel(self) -> None:
-        self.cancelled = True
-        if self.worker is not None:
-            self.worker.kill()
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

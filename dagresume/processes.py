@@ -39,7 +39,7 @@ from dagresume.policy import NodeFailure
 if TYPE_CHECKING:
     from dagresume.context import Channel
 
-__all__ = ["RemoteError", "RemoteTraceback", "Worker", "dumps", "is_importing_main", "opened"]
+__all__ = ["RemoteError", "RemoteTraceback", "Worker", "dumps", "opened"]
 
 _GRACE: Final = 1.0  # seconds a worker that was let go may take to leave by itself
 _spawn = multiprocessing.get_context("spawn")
@@ -257,14 +257,6 @@ def _undecorated(module: str, name: str, depth: int) -> Any:
     for _ in range(depth):
         found = found.__wrapped__
     return found
-
-
-def is_importing_main() -> bool:
-    """Say whether this process is a worker that is importing the main script.
-
-    A run that starts now was meant for the parent: the script lacks its `if __name__ == "__main__":`.
-    """
-    return bool(getattr(multiprocessing.current_process(), "_inheriting", False))
 
 
 # -- in the worker --------------------------------------------------------------------------------------

@@ -349,6 +349,8 @@ class Run:
         job.task = self._new_task(self._drive(job), context=self.context.copy())
 
     async def _drive(self, job: Job) -> None:
+        if job.task is None:  # an eager task, still within `start`, which a body that returns enters again
+            await asyncio.sleep(0)
         job.entered = True
         CURRENT.set(job)
         try:

@@ -101,6 +101,7 @@ class SQLiteStore:
         self._pid = os.getpid()
         self._connections: list[tuple[aiosqlite.Connection, Worker]] = []
         self._opened: tuple[int, int] | None = None
+        self._tending: asyncio.Task[None] | None = None
 
     # opening and closing
 
@@ -287,6 +288,18 @@ class SQLiteStore:
             raise
         finally:
             self.commits = writer.commits
+            if self._tending is None and writer.wal.needs_care:
+                self._tend(connection, writer)
+
+    def _tend(self, connection: aiosqlite.Connection, writer: Writer) -> None:
+        """Have the log looked after behind what was just written: no result waits for that."""
+        self._tending = asyncio.ensure_future(_hop(connection, writer, writer.tend))
+        self._tending.add_done_callback(self._tended)
+
+    def _tended(self, task: asyncio.Task[None]) -> None:
+        self._tending = None
+        if not task.cancelled():
+            task.exception()  # the connection is closed: nothing is left to look after
 
     async def forget(self, runs: Mapping[int, int], clear: Clear, *, dry_run: bool = False) -> Forgotten:
         """Remove ended runs for ever: number of each → the epoch under which it was seen.

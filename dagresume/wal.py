@@ -58,10 +58,25 @@ class Wal:
         self._said: set[str] = set()
         self._copier: threading.Thread | None = None
 
-    def after(self, conn: sqlite3.Connection, commits: int, rows: int, size: int) -> None:
-        """Look after the log once `commits` transactions wrote `rows` records with `size` bytes of output."""
+    def note(self, commits: int, rows: int, size: int) -> None:
+        """Note that `commits` transactions wrote `rows` records with `size` bytes of output."""
         self._frames += (3 * commits + (rows * _ROW + size) / _PAGE) * self._scale
-        if self._frames >= max(_AHEAD, self._reach - _AHEAD) and self._reach * _PAGE < _EXTENT:
+
+    @property
+    def needs_care(self) -> bool:
+        """Whether there is something to do that takes longer than a transaction."""
+        if self._frames < _BULK:
+            return self._ends_soon
+        copier = self._copier
+        return copier is None or self._frames >= _TOO_FAR or not copier.is_alive()
+
+    @property
+    def _ends_soon(self) -> bool:
+        return self._frames >= max(_AHEAD, self._reach - _AHEAD) and self._reach * _PAGE < _EXTENT
+
+    def tend(self, conn: sqlite3.Connection) -> None:
+        """Do what the log needs by now."""
+        if self._ends_soon:
             self._extend(conn)
         if self._frames < _BULK:
             return

@@ -7,7 +7,7 @@ from typing import Literal
 
 from dagresume.clock import Clock
 from dagresume.errors import DagresumeError, DefinitionError
-from dagresume.executor import Executor, LoopExecutor, ProcessExecutor, ThreadExecutor
+from dagresume.executor import Executor, LoopExecutor, ThreadExecutor
 from dagresume.sqlite import SQLiteStore
 from dagresume.store import MemoryStore, Store
 
@@ -38,6 +38,8 @@ def executor_of(name: str, concurrency: int) -> Executor:
     if name == "thread":
         return ThreadExecutor(concurrency)
     if name == "process":
+        from dagresume.crew import ProcessExecutor  # multiprocessing is loaded by who has a use for it
+
         return ProcessExecutor()
     for point in entry_points(group="dagresume.executors", name=name):
         made: Executor = point.load()()

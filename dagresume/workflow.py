@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import sys
 import unicodedata
@@ -1142,7 +1141,9 @@ def _is_context(annotation: Any) -> bool:
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Give the known name that was probably meant."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    from difflib import get_close_matches  # only for what is wrong
+
+    found = get_close_matches(name, list(known), n=1, cutoff=0.6)
     return found[0] if found else None
 
 

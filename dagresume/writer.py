@@ -60,6 +60,10 @@ LOOK: Final = 0.25
 _WIDTH: Final = 12
 _MOST_ROWS: Final = 1024
 _RUN_COLUMNS: Final = ", ".join(RunRow._fields)
+_INSERT_RUN: Final = (
+    f"INSERT INTO dagresume_runs({_RUN_COLUMNS.partition(', ')[2]})"
+    f" VALUES ({', '.join('?' * (len(RunRow._fields) - 1))}) ON CONFLICT(run_id) DO NOTHING"
+)
 _INSERT: Final = f"INSERT INTO dagresume_events(run, {EVENT_COLUMNS})"
 _INSERT_ONE: Final = f"{_INSERT} VALUES ({', '.join('?' * (_WIDTH + 1))})"
 
@@ -81,6 +85,12 @@ def _insert_owned(rows: int, many_runs: bool) -> str:
         f" AND EXISTS(SELECT 1 FROM dagresume_runs WHERE run = {run} AND epoch = {epoch} AND owner = ?"
         " AND status <> 'interrupted')"
     )
+
+
+@lru_cache(maxsize=64)
+def _update_run(names: tuple[str, ...]) -> str:
+    setters = ", ".join(f"{name} = ?" for name in names)
+    return f"UPDATE dagresume_runs SET {setters} WHERE run = ?"
 
 
 class _Plain(NamedTuple):
@@ -131,6 +141,7 @@ class Writer(Worker):
         self._files: dict[str, tuple[int, int] | None] = {}
         self._look_at = 0.0
         self._holes: dict[int, StoreFailed] = {}
+        self._defined: dict[tuple[str, bytes], int] = {}  # definitions met in this transaction
         variables = self.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER)
         most = min(_MOST_ROWS, (variables - 3) // (_WIDTH + 2))
         self._most_rows = 1 << (most.bit_length() - 1)
@@ -150,10 +161,13 @@ class Writer(Worker):
         for group in _groups(units):
             outcomes += self._together(group)
         sizes = [len(record.output or ()) for unit in units for record in unit.records]
-        # What is written is written: whatever goes wrong from here on must not hide it.
-        with contextlib.suppress(Exception):
-            self.wal.after(self, self.commits - commits, len(sizes), sum(sizes))
+        self.wal.note(self.commits - commits, len(sizes), sum(sizes))
         return outcomes
+
+    def tend(self) -> None:
+        """Look after the log. What is written is written: whatever goes wrong here is no unit's failure."""
+        with contextlib.suppress(Exception):
+            self.wal.tend(self)
 
     def _gone(self) -> StoreError | None:
         """Say if the files that are written to are no longer those at our path; looks now and then.
@@ -220,6 +234,7 @@ class Writer(Worker):
         return outcome
 
     def _transaction(self, units: Sequence[Unit]) -> list[Outcome]:
+        self._defined.clear()
         self.execute("BEGIN IMMEDIATE")
         outcomes: list[Outcome] = []
         for stretch in _stretches(units):
@@ -234,9 +249,9 @@ class Writer(Worker):
         if plain is None:
             return list(map(self._apply, units))
         written = self._shares(units, plain, *self._insert(plain))
-        for unit, outcome in zip(units, written, strict=True):
-            if isinstance(outcome, Committed):
-                self._update(outcome.run, projected(unit))
+        if plain.changes_rows:
+            both = zip(units, written, strict=True)
+            self._update_all([(it.run, projected(unit)) for unit, it in both if it and _changes_row(unit)])
         return [outcome or self._apply(unit) for unit, outcome in zip(units, written, strict=True)]
 
     # the plain case
@@ -349,8 +364,18 @@ class Writer(Worker):
         if read is not None and self._unread(run, read):
             columns["wake_at"] = 0
         if columns:
-            setters = ", ".join(f"{name} = ?" for name in columns)
-            self.execute(f"UPDATE dagresume_runs SET {setters} WHERE run = ?", [*columns.values(), run])
+            self.execute(_update_run(tuple(columns)), [*columns.values(), run])
+
+    def _update_all(self, changes: Sequence[tuple[int, dict[str, Any]]]) -> None:
+        """Do as `_update` does for each; runs that end together change the same columns."""
+        alike: dict[tuple[str, ...], list[list[Any]]] = {}
+        for run, columns in changes:
+            if "read" in columns:
+                self._update(run, columns)
+            elif columns:
+                alike.setdefault(tuple(columns), []).append([*columns.values(), run])
+        for names, rows in alike.items():
+            self.executemany(_update_run(names), rows)
 
     def _unread(self, run: int, read: int) -> bool:
         """Say whether a letter to the run came after this seq."""
@@ -361,6 +386,13 @@ class Writer(Worker):
 
     def _define(self, definition: Definition) -> int:
         """Give the number of this definition, stored now if it is not there yet."""
+        known = definition.workflow, definition.hash
+        number = self._defined.get(known)
+        if number is None:
+            number = self._defined[known] = self._find_or_store(definition)
+        return number
+
+    def _find_or_store(self, definition: Definition) -> int:
         find = "SELECT definition FROM dagresume_definitions WHERE workflow = ? AND hash = ?"
         found = self.execute(find, [definition.workflow, definition.hash]).fetchone()
         if found:
@@ -401,28 +433,33 @@ class Writer(Worker):
         return _Place(row.run, row.epoch, (revival(unit, self.clock),) if revived else ())
 
     def _new_run(self, guard: NewRun, unit: Unit) -> Refused | _Place:
-        found = self.execute(f"SELECT {_RUN_COLUMNS} FROM dagresume_runs WHERE run_id = ?", [guard.run_id])
-        there = found.fetchone()
-        if there:
-            row = RunRow(*there)
-            return Refused("exists", holder(self, row.owner, self.clock), row.run_id)
-        if guard.key is not None:
-            newest = self._of_key(guard.workflow, guard.key)
-            owner = holder(self, newest.owner, self.clock) if newest else None
-            if (newest.run if newest else None) != guard.saw or (owner and owner.alive):
-                return self._key_taken(newest)
-            if newest:
-                take = (
-                    "UPDATE dagresume_runs SET holds_key = 0 WHERE workflow = ? AND key = ? AND holds_key = 1"
-                )
-                self.execute(take, [guard.workflow, guard.key])
+        if guard.key is not None and (refused := self._existing(guard) or self._take_key(guard)):
+            return refused
         set_by_records = self._columns(unit)
         set_by_records.pop("read", None)
         row = first_row(0, guard, unit, self.clock)._replace(**set_by_records)
-        columns = _RUN_COLUMNS.partition(", ")[2]
-        marks = ", ".join("?" * (len(row) - 1))
-        insert = f"INSERT INTO dagresume_runs({columns}) VALUES ({marks})"
-        return _Place(self.execute(insert, row[1:]).lastrowid or 0, row.epoch)
+        made = self.execute(_INSERT_RUN, row[1:])
+        if not made.rowcount and (refused := self._existing(guard)):
+            return refused
+        return _Place(made.lastrowid or 0, row.epoch)
+
+    def _existing(self, guard: NewRun) -> Refused | None:
+        found = self.execute(f"SELECT {_RUN_COLUMNS} FROM dagresume_runs WHERE run_id = ?", [guard.run_id])
+        there = found.fetchone()
+        if there is None:
+            return None
+        row = RunRow(*there)
+        return Refused("exists", holder(self, row.owner, self.clock), row.run_id)
+
+    def _take_key(self, guard: NewRun) -> Refused | None:
+        newest = self._of_key(guard.workflow, str(guard.key))
+        owner = holder(self, newest.owner, self.clock) if newest else None
+        if (newest.run if newest else None) != guard.saw or (owner and owner.alive):
+            return self._key_taken(newest)
+        if newest:
+            take = "UPDATE dagresume_runs SET holds_key = 0 WHERE workflow = ? AND key = ? AND holds_key = 1"
+            self.execute(take, [guard.workflow, guard.key])
+        return None
 
     def _claim(self, guard: Claim, unit: Unit) -> Refused | _Place:
         row = self._row(guard.run)

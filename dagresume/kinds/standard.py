@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import PosixPath, PurePosixPath, PureWindowsPath, WindowsPath
 from typing import Any, Final
 from uuid import UUID
-from zoneinfo import ZoneInfo
 
 from dagresume.kinds import Form, Kind, default
 
@@ -33,11 +32,17 @@ def kind(cls: Any) -> Kind | None:
     return None
 
 
+def _zone_info() -> Any:
+    from zoneinfo import ZoneInfo  # with what it needs to find the zones: only for times that have one
+
+    return ZoneInfo
+
+
 def _from_moment(value: datetime | time) -> Any:
     zone: Any = value.tzinfo
     if (zone is None or zone is UTC) and not value.fold:
         return value.isoformat()
-    if type(zone) is ZoneInfo and zone.key:
+    if type(zone) is _zone_info() and zone.key:
         return [value.isoformat(), zone.key, value.fold]
     if zone is None or type(zone) is timezone:
         return [value.isoformat(), zone and list(zone.__getinitargs__()), value.fold]  # type: ignore[attr-defined]
@@ -49,7 +54,7 @@ def _to_moment(cls: Any, told: Any) -> Any:
     if type(told) is str:
         return cls.fromisoformat(told)
     iso, zone, fold = told
-    zone = ZoneInfo(zone) if type(zone) is str else zone and timezone(*zone)
+    zone = _zone_info()(zone) if type(zone) is str else zone and timezone(*zone)
     return cls.fromisoformat(iso).replace(tzinfo=zone, fold=fold)
 
 

@@ -1,8 +1,11 @@
 """`dagresume run`: what it takes, what it prints, how it exits."""
 
+import asyncio
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -245,3 +248,32 @@ def test_runs_of_the_command_line_and_of_the_api_are_one(pipeline: Path, place: 
     exec(compile(pipeline.read_text(), "flow.py", "exec"), namespace)
     result = run_sync(namespace["wf"], db="runs.db")  # type: ignore[arg-type]
     assert cli("list --db runs.db --json").json[0]["run_id"] == result.run_id
+
+
+class Theirs(asyncio.SelectorEventLoop):
+    """An event loop of somebody else."""
+
+
+@pytest.mark.parametrize(
+    ("uvloop", "loop"),
+    [(SimpleNamespace(new_event_loop=Theirs), "Theirs"), (None, "_UnixSelectorEventLoop")],
+    ids=["installed", "not there"],
+)
+def test_bodies_run_on_uvloop_where_it_is_installed(
+    uvloop: object, loop: str, write: Write, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvloop", uvloop)
+    write(
+        "where.py",
+        """
+        import asyncio
+        from dagresume import Workflow
+
+        wf = Workflow("where")
+
+        @wf.node
+        async def loop() -> str:
+            return type(asyncio.get_running_loop()).__name__
+        """,
+    )
+    assert cli("run where.py --json").json["outputs"]["loop"] == loop

@@ -694,6 +694,18 @@ async def test_readers_that_never_leave_a_gap_do_not_let_the_log_grow(db: Path) 
     assert max(sizes) < 64 << 20
 
 
+async def test_no_result_waits_for_the_log_to_be_looked_after(store: Store) -> None:
+    """The last statement before an answer is the one that made it durable."""
+    guard = await store.new()
+    last = []
+    for n in range(30):
+        assert isinstance(await store.one(guard, completed(f"a[{n}]")), Committed)
+        last.append(Disturbed.seen[-1])
+        await asyncio.sleep(0)  # what the store does behind the answer goes before the next commit
+    assert all(sql.startswith("INSERT INTO dagresume_events") for sql in last), last
+    assert "PRAGMA cache_size = 16" in Disturbed.seen, "the log has been made longer meanwhile"
+
+
 async def test_one_huge_transaction_does_not_leave_a_huge_log(db: Path) -> None:
     store = Store(db, synchronous="normal")
     store.session = await store.open(this_session(SYSTEM_CLOCK.now(), 60_000_000))

@@ -83,3 +83,15 @@ def test_the_engine_loads_nothing_of_the_command_line() -> None:
     found = loaded_by("from dagresume import Workflow, Engine")
     assert not {"typer", "pydantic", "yaml", "cronsim"} & found
     assert not {name for name in found if name.startswith(("dagresume.cli", "dagresume.testing"))}
+
+
+FOUNDING = "import aiosqlite, anyio, networkx, structlog"
+
+
+def test_the_engine_loads_little_beside_what_it_rests_on() -> None:
+    """Each of these takes a millisecond or more and is needed by few: it is loaded by who needs it."""
+    beside = loaded_by("from dagresume import Workflow, Engine") - loaded_by(FOUNDING)
+    assert not {"multiprocessing", "zoneinfo", "difflib", "secrets", "hmac"} & beside
+    ours = {name for name in beside if name.startswith("dagresume.")}
+    assert not {"dagresume.crew", "dagresume.processes", "dagresume.bench", "dagresume.sync"} & ours
+    assert len(ours) <= 65, f"one more than before of {sorted(ours)}: does the engine need it to begin?"

@@ -24,8 +24,9 @@ import pytest
 
 from dagresume import codec
 from dagresume.context import Context
+from dagresume.crew import ProcessExecutor
 from dagresume.errors import DefinitionError, EngineClosed, OutputNotSerializable, WorkerDied
-from dagresume.executor import Call, ProcessExecutor
+from dagresume.executor import Call
 from dagresume.observe import describe_error
 from dagresume.policy import NodeFailure
 from dagresume.processes import RemoteError, RemoteTraceback
@@ -691,7 +692,8 @@ def script(folder: Path, text: str, *, guarded: bool = True) -> list[str]:
 HEAD = """
 import asyncio, dataclasses, fcntl, os, sys, time
 from dagresume import codec
-from dagresume.executor import Call, ProcessExecutor
+from dagresume.crew import ProcessExecutor
+from dagresume.executor import Call
 
 @dataclasses.dataclass
 class Score:
