@@ -62,7 +62,7 @@ _MOST_ROWS: Final = 1024
 _RUN_COLUMNS: Final = ", ".join(RunRow._fields)
 _INSERT_RUN: Final = (
     f"INSERT INTO dagresume_runs({_RUN_COLUMNS.partition(', ')[2]})"
-    f" VALUES ({', '.join('?' * (len(RunRow._fields) - 1))}) ON CONFLICT(run_id) DO NOTHING"
+    f" VALUES ({', '.join('?' * (len(RunRow._fields) - 1))})"
 )
 _INSERT: Final = f"INSERT INTO dagresume_events(run, {EVENT_COLUMNS})"
 _INSERT_ONE: Final = f"{_INSERT} VALUES ({', '.join('?' * (_WIDTH + 1))})"
@@ -433,15 +433,12 @@ class Writer(Worker):
         return _Place(row.run, row.epoch, (revival(unit, self.clock),) if revived else ())
 
     def _new_run(self, guard: NewRun, unit: Unit) -> Refused | _Place:
-        if guard.key is not None and (refused := self._existing(guard) or self._take_key(guard)):
+        if refused := self._existing(guard) or (self._take_key(guard) if guard.key is not None else None):
             return refused
         set_by_records = self._columns(unit)
         set_by_records.pop("read", None)
         row = first_row(0, guard, unit, self.clock)._replace(**set_by_records)
-        made = self.execute(_INSERT_RUN, row[1:])
-        if not made.rowcount and (refused := self._existing(guard)):
-            return refused
-        return _Place(made.lastrowid or 0, row.epoch)
+        return _Place(self.execute(_INSERT_RUN, row[1:]).lastrowid or 0, row.epoch)
 
     def _existing(self, guard: NewRun) -> Refused | None:
         found = self.execute(f"SELECT {_RUN_COLUMNS} FROM dagresume_runs WHERE run_id = ?", [guard.run_id])

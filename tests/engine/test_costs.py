@@ -212,7 +212,7 @@ async def test_many_runs_share_their_commits(tmp_path: Path) -> None:
     """A run that ends waits for the next transaction, its neighbours in the queue do not."""
     costs = await measure(fanout, 10, tmp_path, runs=100)
     assert costs.commits <= 25
-    assert costs.statements <= 3 * 100, "a row and a record for each, little for all"
+    assert costs.statements <= 3.5 * 100, "a look, a row and a record for each, little for all"
     assert costs.loop.total() / 1000 <= 100, most(costs.loop, 1000)
 
 
