@@ -69,7 +69,7 @@ class Shelf:
     def _read(self, run_id: str, place: Stored | Record, name: str) -> str:
         assert self._blobs is not None
         try:
-            return self._blobs.read(run_id, name)
+            return self._blobs.read(run_id, str(name))  # what the store says may be anything
         except BlobLost as error:
             raise CheckpointLost(run_id, place.path or "", str(error)) from error
 

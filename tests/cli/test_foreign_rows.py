@@ -115,6 +115,7 @@ ATTACKS: dict[str, tuple[str, tuple[object, ...]]] = {
         for count in COUNTS
     },
     "inputs in a blob": (f"{EVENTS} data = ? WHERE {CLAIM}", ('{"inputs_blob": "../../../etc/passwd"}',)),
+    "inputs in a blob of no name": (f"{EVENTS} data = ? WHERE {CLAIM}", ('{"inputs_blob": [5]}',)),
     "inputs of a list": (f"{EVENTS} data = ? WHERE {CLAIM}", ('{"inputs": [], "secrets": 5, "codes": []}',)),
     "forked from": (f"{EVENTS} data = ? WHERE {CLAIM}", (json.dumps({"forked_from": NASTY}),)),
     **{
