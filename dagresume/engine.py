@@ -246,6 +246,7 @@ class Engine:
         self._journal = Journal(
             self._store,
             self._clock,
+            more_to_come=lambda: self._pool.size - self._pool.free > 1,
             after_batch=lambda: start_ready(self._pool),
             on_cancel=self._taken_down,
         )

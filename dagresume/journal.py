@@ -1,7 +1,8 @@
 """Group commit: whatever waits is made durable in one transaction, then its writers are told, in order.
 
-Everybody appends without waiting; one task takes what has gathered and commits it. There is no artificial
-delay. A unit that could not be written poisons its run: what that run has queued behind it is refused too.
+Everybody appends without waiting; one task takes what has gathered and commits it. The only delay is one turn
+of the loop while more is to come: bodies that began together end together, and share a commit. A unit that
+could not be written poisons its run: what that run has queued behind it is refused too.
 """
 
 from __future__ import annotations
@@ -108,18 +109,22 @@ class _Starts(Entry):
 
 
 class Journal:
-    """The queue in front of a store, and the task that empties it."""
+    """The queue in front of a store, and the task that empties it.
+
+    `more_to_come` says whether several bodies are under way.
+    """
 
     def __init__(
         self,
         store: Store,
         clock: Clock,
         *,
+        more_to_come: Callable[[], bool],
         after_batch: Callable[[], None],
         on_cancel: Callable[[], None],
     ) -> None:
         self._store, self._clock, self._monotonic = store, clock, clock.monotonic
-        self._after_batch, self._on_cancel = after_batch, on_cancel
+        self._more_to_come, self._after_batch, self._on_cancel = more_to_come, after_batch, on_cancel
         self._queue: deque[Entry] = deque()
         self._late: dict[Late, None] = {}
         self._wake: asyncio.Future[None] | None = None
@@ -189,6 +194,8 @@ class Journal:
         """
         self._task = asyncio.current_task()
         while True:
+            if self._queue and self._more_to_come():
+                await self._let_come()
             batch = self._take()
             if batch:
                 self._deliver(batch, await self._commit(batch))
@@ -202,6 +209,13 @@ class Journal:
                     await self._wake
                 except asyncio.CancelledError:  # the loop is taken down: what is under way ends first
                     self._on_cancel()
+
+    async def _let_come(self) -> None:
+        """Let a turn of the loop pass: what ends in it is committed with what has gathered."""
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self._on_cancel()
 
     def close(self) -> None:
         """Let `write` end once everything appended is written."""

@@ -52,10 +52,20 @@ class Transactions:
         return [Committed(1, 1, 1) for _ in units]
 
 
+def journal_to(store: Transactions, *, more_to_come: bool = False) -> Journal:
+    return Journal(
+        cast("Store", store),
+        SystemClock(),
+        more_to_come=lambda: more_to_come,
+        after_batch=lambda: None,
+        on_cancel=lambda: None,
+    )
+
+
 async def written(entries: Sequence[Noted]) -> list[list[str]]:
     """Hand over units at once; gives the transactions they went in."""
     store = Transactions()
-    journal = Journal(cast("Store", store), SystemClock(), after_batch=lambda: None, on_cancel=lambda: None)
+    journal = journal_to(store)
     for entry in entries:
         journal.append(entry)
     journal.close()
@@ -107,6 +117,21 @@ async def test_a_long_queue_is_written_in_few_transactions() -> None:
     told: list[str] = []
     many = [Noted(Run(number), str(number), told, concludes=True) for number in range(3 * MAX_ROWS)]
     assert [len(batch) for batch in await written(many)] == [MAX_ROWS] * 3
+
+
+@pytest.mark.parametrize("more_to_come", [True, False])
+async def test_what_ends_a_turn_later_shares_the_commit_while_bodies_run(more_to_come: bool) -> None:
+    store, told, run = Transactions(), list[str](), Run(1)
+    journal = journal_to(store, more_to_come=more_to_come)
+    writing = asyncio.create_task(journal.write())
+    await asyncio.sleep(0)
+    journal.append(Noted(run, "first", told))
+    await asyncio.sleep(0)  # the writer wakes
+    journal.append(Noted(run, "a turn later", told))
+    journal.close()
+    await writing
+    together = [["first", "a turn later"]]
+    assert store.found == (together if more_to_come else [["first"], ["a turn later"]])
 
 
 @pytest.mark.parametrize("reason", ["poisoned"])
