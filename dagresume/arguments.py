@@ -18,7 +18,7 @@ from dagresume.policy import NodeFailure, Settled, answer
 from dagresume.scopes import Scope
 from dagresume.workflow import Binding, Source
 
-__all__ = ["ask", "bound", "call", "check_shared", "context", "plain"]
+__all__ = ["ask", "call", "check_shared", "context", "plain"]
 
 
 def call(run: Driver, job: Job) -> Call:
@@ -27,12 +27,15 @@ def call(run: Driver, job: Job) -> Call:
     assert fn is not None
     values = plain(job.scope, vertex)
     if values is None:
-        return bound(run, job)
-    job.call = Call(fn, values, {}, None if vertex.pure else vertex.types, None, job.path)
+        return _bound(run, job)
+    names = vertex.keywords
+    by_place = len(values) - len(names)
+    by_name = dict(zip(names, values[by_place:], strict=True))
+    job.call = Call(fn, values[:by_place], by_name, None if vertex.pure else vertex.types, None, job.path)
     return job.call
 
 
-def bound(run: Driver, job: Job) -> Call:
+def _bound(run: Driver, job: Job) -> Call:
     """Put the arguments together one by one, as the parameters are bound."""
     vertex, by_name, fn = job.vertex, False, job.vertex.node.fn
     assert fn is not None

@@ -91,8 +91,9 @@ class Vertex:
     `salt` starts the fingerprint: the node's `version=` and the names of its parameters. `types` are the
     classes its output may hold. `received` says where each thing it receives comes from (of a map: the whole
     lists), `chained` are the parents whose items it takes one by one (the parent is a map itself).
-    `only_parents`: it receives the outputs of these, in order, and nothing else. `alike` is the same number
-    for all vertices that receive the very same and have one fingerprint; None if there is no other.
+    `only_parents`: it receives the outputs of these, in order, and nothing else; the last of them by name, as
+    these `keywords`. `alike` is the same number for all vertices that receive the very same and have one
+    fingerprint; None if there is no other.
 
     `is_plain`: a function that runs once, whatever it receives; `is_usual`: and not because something failed.
     `pure`: its output is passed on and not stored. `is_loop`: it runs in rounds. `waits`: for time, a person
@@ -116,6 +117,7 @@ class Vertex:
     value_parents: tuple[int, ...]
     source_parents: tuple[int, ...]
     only_parents: tuple[int, ...] | None
+    keywords: tuple[str, ...]
     pure: bool
     is_loop: bool
     waits: bool
@@ -295,6 +297,7 @@ def _vertex(
         if node.for_each
         else frozenset(),
         only_parents=_only_parents(graph, i),
+        keywords=tuple(binding.parameter for binding in graph.bindings[i] if binding.keyword),
         pure=not node.checkpoint,
         is_loop=isinstance(node.what, Loop),
         waits=isinstance(node.what, WAITS),
@@ -326,7 +329,7 @@ def _given_types(body: Body) -> codec.Types:
 def _only_parents(graph: Graph, i: int) -> tuple[int, ...] | None:
     if graph.nodes[i].what is not None:
         return None
-    if any(binding.source.kind != "parent" or binding.keyword for binding in graph.bindings[i]):
+    if any(binding.source.kind != "parent" for binding in graph.bindings[i]):
         return None
     return tuple(binding.source.place for binding in graph.bindings[i])
 
@@ -347,9 +350,11 @@ def matches(prior: Record, fingerprint: bytes | None) -> bool:
     """Say whether a path completed with this input. What an older version of the definition completed stays
     so, whatever its parameters were called.
     """
-    if not has_output(prior):
-        return False
-    return prior.input == fingerprint or (prior.input is None and prior.reason == MIGRATED)
+    return has_output(prior) and (prior.input == fingerprint or _is_migrated(prior))
+
+
+def _is_migrated(prior: Record) -> bool:
+    return prior.input is None and prior.reason == MIGRATED
 
 
 def decide(
@@ -362,7 +367,7 @@ def decide(
         return NEW
     kind = prior.kind
     if has_output(prior):
-        if matches(prior, fingerprint):
+        if prior.input == fingerprint or _is_migrated(prior):
             return UNCHANGED
         return INPUT_CHANGED if idempotent else HELD
     if uncertain(prior, idempotent):

@@ -22,7 +22,7 @@ import anyio
 
 from dagresume import codec
 from dagresume import events as ev
-from dagresume.arguments import ask, bound, check_shared, context, plain
+from dagresume.arguments import ask, check_shared, context, plain
 from dagresume.arguments import call as arguments
 from dagresume.backoffs import Backoffs
 from dagresume.clock import Timer
@@ -454,8 +454,8 @@ class Run:
     async def _directly(self, job: Job) -> Any:
         """Await an async function right here: most nodes are no more than that."""
         vertex = job.vertex
-        given = plain(job.scope, vertex)
-        call = bound(self, job) if given is None else None
+        given = None if vertex.keywords else plain(job.scope, vertex)
+        call = arguments(self, job) if given is None else None
         job.began = self._monotonic()
         self._note_start(job)
         if call is None:

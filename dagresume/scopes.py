@@ -8,9 +8,10 @@ and wide maps included.
 from __future__ import annotations
 
 import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from typing import Any, Final
 
@@ -40,6 +41,7 @@ from dagresume.planner import (
     HELD,
     Action,
     Body,
+    Junction,
     Vertex,
     decide,
     handled,
@@ -57,6 +59,7 @@ __all__ = ["Scope"]
 
 _NO_DIGEST: Final = bytes(16)
 _place: Final = attrgetter("index")
+_id: Final = attrgetter("id")
 _OUTSIDE: Final = -1  # in place of a vertex: the node that this graph is in waits for what is made again
 
 
@@ -104,33 +107,29 @@ class Scope:
         """
         self.state[i] = how
         self.open -= 1
-        left = self.left
         ready: list[Vertex] = []
         for junction in self.body.below[i]:
-            left[junction.index] -= 1
             if how:
                 self.bad.setdefault(junction.index, [0, 0, 0, 0])[how] += 1
-            if not left[junction.index]:
-                ready = sorted(ready + junction.vertices, key=_place) if ready else junction.vertices
-            else:
-                for child in junction.chained:
-                    self.run.later(self._try_streaming, child)
-        if ready:
-            self.run.todo.append((self._decide_all, ready))
-        if not self.open and self._nest is not None:
-            self.run.later(self._nest.ended)
+            ready += self._count_down(junction)
+        if ready or not self.open:
+            self._begin_below(ready)
 
     def complete(self, i: int, out: Any, digest: bytes, step: Step) -> None:
         """Note what a vertex gave."""
-        self.out[i], self.digests[i] = out, digest
-        if type(out) is not str and (type(out) is Stored or out is UNMADE or isinstance(out, Cells)):
-            self.away.add(i)
-        if self.prefix and not self.rules[i].pure:
-            self.run.inner[self.prefix + self.rules[i].id] = out
+        self._keep(self.rules[i], out, digest)
         if i in self.remaking:
             self._remade(i, step)
         elif self.state[i] == OPEN:
             self.settle(i, Settled.COMPLETED, step)
+
+    def _keep(self, vertex: Vertex, out: Any, digest: bytes) -> None:
+        i = vertex.index
+        self.out[i], self.digests[i] = out, digest
+        if type(out) is not str and (type(out) is Stored or out is UNMADE or isinstance(out, Cells)):
+            self.away.add(i)
+        if self.prefix and not vertex.pure:
+            self.run.inner[self.prefix + vertex.id] = out
 
     def fail(self, i: int, step: Step, how: Settled = Settled.FAILED) -> None:
         """Note that a vertex has no value."""
@@ -178,12 +177,12 @@ class Scope:
 
     def fingerprint(self, vertex: Vertex) -> bytes:
         """Give the fingerprint of all that a vertex receives."""
-        parents, alike = vertex.only_parents, vertex.alike
+        alike = vertex.alike
+        if alike is not None and (known := self.alike.get(alike)) is not None:
+            return known
+        parents, digests = vertex.only_parents, self.digests
         if parents is None:
             return vertex.fingerprint(map(self.part, vertex.received))
-        if alike is not None and alike in self.alike:
-            return self.alike[alike]
-        digests = self.digests
         fingerprint = vertex.fingerprint([digests[p] for p in parents])
         if alike is not None:
             self.alike[alike] = fingerprint
@@ -208,14 +207,22 @@ class Scope:
                 step.opens.append(Job(self.run, self, vertex, path, self.fingerprint(vertex), gate))
 
     def _decide_again_all(self, vertices: Sequence[Vertex], step: Step) -> None:
-        rows = self.run.snapshot.paths.find(map(self.path, vertices))
+        paths = map(self.path, vertices) if self.prefix else map(_id, vertices)
+        rows = self.run.snapshot.paths.find(paths)
+        stayed: list[int] = []
+        others: list[Vertex] = []
         for vertex, row in zip(vertices, rows, strict=True):
-            if row is None or row[0] != ev.COMPLETED or not self._stays(vertex, row, step):
-                self._decide(vertex, step)
+            if row is not None and row[0] == ev.COMPLETED and self._stays(vertex, row):
+                stayed.append(vertex.index)
+            else:
+                others.append(vertex)
+        self._settle_all(stayed)
+        for vertex in others:
+            self._decide(vertex, step)
 
-    def _stays(self, vertex: Vertex, row: ev.Row, step: Step) -> bool:
-        """Settle what a resume meets most: a function that has completed with this very input. False: it is
-        something else; `_decide` would come to the same, but asks more.
+    def _stays(self, vertex: Vertex, row: ev.Row) -> bool:
+        """Note what a resume meets most: the output of a function that has completed with this very input.
+        False: it is something else; `_decide` would come to the same, but asks more.
         """
         if not vertex.is_usual or (self.bad and vertex.junction in self.bad):
             return False
@@ -223,8 +230,42 @@ class Scope:
         verdict = decide(prior, fingerprint, idempotent=vertex.idempotent)
         if prior.input != fingerprint or verdict.action is not Action.REUSE:
             return False
-        self._reuse(vertex, prior, fingerprint, step)
+        if vertex.pure:
+            self._keep(vertex, UNMADE, fingerprint)
+        else:
+            self._keep(vertex, cell_of(prior), prior.digest or _NO_DIGEST)
         return True
+
+    def _settle_all(self, completed: Sequence[int]) -> None:
+        """Do as `settle` does for each, of which all have completed."""
+        if not completed:
+            return
+        for i in completed:
+            self.state[i] = Settled.COMPLETED
+        self.open -= len(completed)
+        ready: list[Vertex] = []
+        for junction, ended in Counter(
+            chain.from_iterable(map(self.body.below.__getitem__, completed))
+        ).items():
+            ready += self._count_down(junction, ended)
+        self._begin_below(ready)
+
+    def _count_down(self, junction: Junction, ended: int = 1) -> Sequence[Vertex]:
+        """Note that so many parents of a junction have ended; gives whose turn has come by that."""
+        self.left[junction.index] -= ended
+        if not self.left[junction.index]:
+            return junction.vertices
+        for child in junction.chained:
+            self.run.later(self._try_streaming, child)
+        return ()
+
+    def _begin_below(self, ready: list[Vertex]) -> None:
+        """Have these decided about; if nothing is left open here, the node around has ended."""
+        if ready:
+            ready.sort(key=_place)
+            self.run.todo.append((self._decide_all, ready))
+        if not self.open and self._nest is not None:
+            self.run.later(self._nest.ended)
 
     def _decide(self, vertex: Vertex, step: Step) -> None:
         feed = self.feeds.get(vertex.index)
