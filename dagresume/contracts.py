@@ -98,7 +98,7 @@ def created(at: int = START) -> Record:
 
 
 def completed(path: str = "a", output: str | None = "1", at: int = START) -> Record:
-    return Record("node.completed", "success", 1, at, path, size=1, output=output)
+    return Record("node.completed", 1, at, path, size=1, output=output)
 
 
 def definition(graph: str = "{}", version: str = "1", nodes: Sequence[str] = ("a", "b")) -> Definition:
@@ -183,10 +183,9 @@ class StoreContract:
     @pytest.mark.parametrize(
         "record",
         [
-            Record("k", None, None, 0, None),
+            Record("k", None, 0, None),
             Record(
                 "node.completed",
-                "success",
                 3,
                 START,
                 "a[1]/b",
@@ -198,9 +197,9 @@ class StoreContract:
                 "{}",
                 "1",
             ),
-            Record("node.completed", "success", 1, START, "ü/🙂", "", b"", b"", 0, 0, "", ""),
-            Record("node.completed", "success", -1, -1, "a\x00b", "a'b\"c", output="x\x00y\n\r"),
-            Record("node.completed", "success", 2**63 - 1, -(2**63), "a", output="9" * 1_000_000),
+            Record("node.completed", 1, START, "ü/🙂", "", b"", b"", 0, 0, "", ""),
+            Record("node.completed", -1, -1, "a\x00b", "a'b\"c", output="x\x00y\n\r"),
+            Record("node.completed", 2**63 - 1, -(2**63), "a", output="9" * 1_000_000),
         ],
     )
     async def test_a_record_comes_back_as_it_was(self, enter: Opener, record: Record) -> None:
@@ -633,7 +632,7 @@ class StoreContract:
         await engine.new()
         for path in ("ap", None):
             guard = Inbox(1, unless=("approval.decided", path))
-            decided = Record("approval.decided", None, None, START, path)
+            decided = Record("approval.decided", None, START, path)
             outcomes: list[Outcome] = [await e.one(guard, decided) for e in (engine, other, engine)]
             assert [type(outcome) for outcome in outcomes] == [Committed, Refused, Refused]
             assert getattr(outcomes[1], "reason", None) == "exists"
@@ -643,7 +642,7 @@ class StoreContract:
     async def test_a_letter_of_an_earlier_round_is_no_obstacle(self, enter: Opener) -> None:
         engine = await enter()
         await engine.new()
-        decided = Record("approval.decided", None, None, START, "ap")
+        decided = Record("approval.decided", None, START, "ap")
         first = await engine.one(Inbox(1, unless=(decided.kind, "ap")), decided)
         assert isinstance(first, Committed)
         assert isinstance(
@@ -706,9 +705,9 @@ class StoreContract:
             completed("p", at=-(2**63) - 1),
             completed("p\ud800"),
             completed("p", output="\udcff"),
-            Record("node.failed", "failed", 2**70, START, "p"),
-            Record("node.failed", "failed", 1, START, "p", "\ud800"),
-            Record("node.failed", "failed", 1, START, "p", data="\ud800"),
+            Record("node.failed", 2**70, START, "p"),
+            Record("node.failed", 1, START, "p", "\ud800"),
+            Record("node.failed", 1, START, "p", data="\ud800"),
         ],
     )
     async def test_a_value_that_cannot_be_stored_hurts_its_own_unit_alone(
@@ -845,7 +844,7 @@ class StoreContract:
         engine = await enter()
         one, two = await engine.new("r1"), await engine.new("r2")
         await engine.store.commit([Unit(g, [completed(f"{n}")]) for n in range(4) for g in (one, two)])
-        await engine.one(Inbox(1), Record("execution.auto_resume", None, None, START, None))
+        await engine.one(Inbox(1), Record("execution.auto_resume", None, START, None))
         whole = await engine.store.tail(0)
         assert [record.seq for _, record in whole] == list(range(1, 12))
         assert {record.output for _, record in whole} == {None}

@@ -74,14 +74,12 @@ class NodeStatus(StrEnum):
 class Record(NamedTuple):
     """One row of the journal, in the order of its columns. What is not known is None.
 
-    `status` is R5's word (pending, running, success, failed, skipped) if the record changes the state of its
-    path. `at` is microseconds UTC, `took` microseconds, `size` bytes of the packed output, `input` the
+    `at` is microseconds UTC, `took` microseconds, `size` bytes of the packed output, `input` the
     fingerprint of what the path received and `digest` that of its output (16 bytes each), `data` small JSON,
     `output` the packed output.
     """
 
     kind: str
-    status: str | None
     attempt: int | None
     at: int
     path: str | None
@@ -98,6 +96,11 @@ class Record(NamedTuple):
     def facts(self) -> dict[str, Any]:
         """`data`, parsed."""
         return json.loads(self.data) if self.data else {}
+
+    @property
+    def changes_path(self) -> bool:
+        """Whether it changes the state of its path: the last one that does says what that is."""
+        return self.kind in _EXACT
 
 
 STARTED: Final = "node.started"
@@ -183,10 +186,8 @@ CONDITION_FAILED: Final = "condition_failed"  # reason of a failure: `when=` rai
 HELD: Final = "held"  # reason of a wait: completed, its input changed, not idempotent; data.kept: its output
 
 
-def r5_word(kind: str) -> str | None:
-    """Give the word of the checkpoint record (R5) for a kind of event; None if it changes no path's state."""
-    found = _EXACT.get(kind)
-    return found[1] if found else None
+R5_WORDS: Final[Mapping[str, str]] = {kind: word for kind, (_, word) in _EXACT.items()}
+"""Each kind of event that changes the state of its path → the word of the checkpoint record for it (R5)."""
 
 
 def has_output(record: Record) -> bool:
@@ -294,7 +295,7 @@ def node_record(
 ) -> Record:
     """Make the record of one thing that happened to a path; `facts` become its data."""
     data = json.dumps(facts) if facts else None
-    return Record(kind, r5_word(kind), attempt, at, path, reason, data=data)
+    return Record(kind, attempt, at, path, reason, data=data)
 
 
 def wait_cancelled(path: str, attempt: int | None, at: int) -> Record:
@@ -304,7 +305,7 @@ def wait_cancelled(path: str, attempt: int | None, at: int) -> Record:
 
 def run_record(kind: str, at: int, reason: str | None = None, **facts: Any) -> Record:
     """Make the record of one thing that happened to a run."""
-    return Record(kind, None, None, at, None, reason, data=json.dumps(facts) if facts else None)
+    return Record(kind, None, at, None, reason, data=json.dumps(facts) if facts else None)
 
 
 def projection(record: Record) -> dict[str, Any] | None:
@@ -545,7 +546,7 @@ class Snapshot:
         """Apply one record."""
         if record.path is None:
             self._apply_to_run(record)
-        elif record.status is not None:
+        elif record.kind in _EXACT:
             self._apply_to_path(record.path, record)
             if record.data is not None and record.kind != STARTED:
                 self._note(record)

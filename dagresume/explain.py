@@ -137,7 +137,7 @@ class _Story:
         for n, drive in enumerate(drives):
             end = drives[n + 1].seq if n + 1 < len(drives) else None
             mine = [r for r in self.own if r.path == self.path and _between(r, drive.seq, end)]
-            mine = [record for record in mine if record.status is not None]
+            mine = [record for record in mine if record.changes_path]
             facts = drive.facts
             self.codes = facts.get("codes", self.codes)
             before, code = code, self.codes.get(names(self.path), self.codes.get("*"))

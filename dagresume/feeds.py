@@ -335,9 +335,7 @@ class Feed:
         now, path, facts = self.run.now(), f"{self.path}[{k}]", json.dumps({"passed": cell})
         digest = codec.digest(cell)
         step.records.append(
-            Record(
-                ev.COMPLETED, "success", 1, now, path, PASSED, fingerprint, digest, len(cell), 0, facts, cell
-            )
+            Record(ev.COMPLETED, 1, now, path, PASSED, fingerprint, digest, len(cell), 0, facts, cell)
         )
         self.settled(k, cell, digest, step)
 
@@ -385,7 +383,7 @@ class Feed:
                 for failure in self.failures.values():
                     self.run.forgive(failure.path)
             digest = hashlib.sha256(b"%d:" % self.count + self.cells.digests).digest()[:16]
-            step.records.append(self._record(ev.COMPLETED, "success", None, digest))
+            step.records.append(self._record(ev.COMPLETED, None, digest))
             step.concludes = True
             self.lists = []  # a list may be large, and nobody takes anything of it any more
             scope.complete(
@@ -397,12 +395,12 @@ class Feed:
         if not self.inside and not blocked:  # else what failed inside says more
             self.run.failures.update((failure.path, failure) for failure in self.failures.values())
         if self.failures and not blocked:
-            step.records.append(self._record(ev.FAILED, "failed", "items_failed", None))
+            step.records.append(self._record(ev.FAILED, "items_failed", None))
         else:  # what stopped it is elsewhere: above it, or with a person
             uncertain = any(map(self._owns, self.run.uncertain))
             kind = ev.INTERRUPTED if uncertain else ev.WITHDRAWN
             reason = "uncertain" if uncertain else "upstream_failed"
-            step.records.append(self._record(kind, ev.r5_word(kind) or "", reason, None))
+            step.records.append(self._record(kind, reason, None))
         if self.asks or (scope.bad.get(self.vertex.junction) or [0] * 4)[Settled.OPEN_QUESTION]:
             how = Settled.OPEN_QUESTION
         if blocked and scope.state[i] == OPEN:
@@ -418,22 +416,18 @@ class Feed:
     def _owns(self, path: str) -> bool:
         return path.startswith(self.path + "[")
 
-    def _record(self, kind: str, status: str, reason: str | None, digest: bytes | None) -> Record:
+    def _record(self, kind: str, reason: str | None, digest: bytes | None) -> Record:
         if self.fingerprint is None:
             self.fingerprint = self.scope.fingerprint(self.vertex)
         took = max(0, round((self.run.services.clock.monotonic() - self.began) * 1e6))
         facts = json.dumps({"count": self.count, "failed": len(self.failures)})
         now = self.run.now()
-        return Record(
-            kind, status, self.attempt, now, self.path, reason, self.fingerprint, digest, None, took, facts
-        )
+        return Record(kind, self.attempt, now, self.path, reason, self.fingerprint, digest, None, took, facts)
 
     def start_record(self) -> Record:
         """Give the record that the map was spread out into so many items."""
         facts = json.dumps({"count": self.count})
-        return Record(
-            ev.STARTED, "running", self.attempt, self.run.now(), self.path, None, self.fingerprint, data=facts
-        )
+        return Record(ev.STARTED, self.attempt, self.run.now(), self.path, None, self.fingerprint, data=facts)
 
 
 def _was_skipped(prior: Record | None, fingerprint: bytes) -> bool:

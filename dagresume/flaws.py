@@ -68,9 +68,7 @@ def _record_flaws(record: Record) -> Iterator[str]:
     if found := _of_columns(record._asdict(), _RECORD):
         yield f"is none of ours: {found}"
         return
-    if record.status is not None and ev.r5_word(record.kind) is None:
-        yield f"is of the kind {_shown(record.kind)}, which no path has"
-    if record.status is not None and record.path is None:
+    if record.changes_path and record.path is None:
         yield "is about no path"
     if record.path is not None and not _is_path(record.path):
         yield f"is about {_shown(record.path)}, which is no path"

@@ -88,7 +88,7 @@ def _take_words(snapshot: Snapshot) -> None:
             snapshot.paths[path] = node_record(FAILED, path, prior.attempt, letter.at, "resolved")
             continue
         snapshot.paths[path] = prior._replace(
-            kind=COMPLETED, status="success", digest=letter.digest, size=letter.size,
+            kind=COMPLETED, digest=letter.digest, size=letter.size,
             data=json.dumps({"seq": letter.seq}),
         )  # fmt: skip
 

@@ -418,7 +418,7 @@ class Job:
 
     def start_record(self) -> Record:
         at = self.run.now() - (self.took() if self.began else 0)  # written late: say when it really began
-        return Record(ev.STARTED, "running", self.attempt, at, self.path, None, self.fingerprint)
+        return Record(ev.STARTED, self.attempt, at, self.path, None, self.fingerprint)
 
     def took(self) -> int:
         """Give the microseconds since it began."""

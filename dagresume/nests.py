@@ -60,7 +60,7 @@ class _Container:
         took = max(0, round((self.run.services.clock.monotonic() - self.began) * 1e6))
         size = None if output is None else len(output)
         told = None if facts is None else json.dumps(facts)
-        now, head = self.run.now(), (ev.COMPLETED, "success", self.attempt)
+        now, head = self.run.now(), (ev.COMPLETED, self.attempt)
         step.records.append(
             Record(*head, now, self.path, None, self.fingerprint, digest, size, took, told, output)
         )

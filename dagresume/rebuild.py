@@ -27,9 +27,7 @@ __all__ = ["LEFT_OUT", "Change", "differences", "rebuild"]
 
 LEFT_OUT: Final = ("workflow", "version", "definition", "key", "owner", "epoch", "source", "inputs")
 """Columns of a run's row that its journal does not hold."""
-_FIELDS: Final = (
-    "e.kind, e.status, e.attempt, e.at, e.path, e.reason, e.input, e.digest, e.size, e.took, e.data"
-)
+_FIELDS: Final = "e.kind, e.attempt, e.at, e.path, e.reason, e.input, e.digest, e.size, e.took, e.data"
 _ROWS: Final = ", ".join(f"r.{name}" for name in RunRow._fields)
 
 

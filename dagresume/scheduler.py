@@ -520,7 +520,7 @@ class Run:
         if job.used:
             data = (data or {}) | {"usage": job.used}
         reason = "reconciled" if job.reconcile else "recomputed" if job.again else None
-        head = (ev.COMPLETED, "success", job.attempt, self.now(), job.path, reason, job.fingerprint)
+        head = (ev.COMPLETED, job.attempt, self.now(), job.path, reason, job.fingerprint)
         told = None if data is None else json.dumps(data)
         cell: Any
         if vertex.pure:

@@ -39,8 +39,10 @@ __all__ = [
 _SMALLEST: Final = 512
 _NO_SPACE: Final = 1 << 16
 """Free bytes below which a disk counts as full: the shared memory beside a log takes half of that at once."""
+_OLDEST: Final = (3, 31)
+"""The first SQLite with generated columns (of January 2020)."""
 APPLICATION_ID: Final = int.from_bytes(b"dgrs", "big")
-EVENT_COLUMNS: Final = "kind, status, attempt, at, path, reason, input, digest, size, took, data, output"
+EVENT_COLUMNS: Final = "kind, attempt, at, path, reason, input, digest, size, took, data, output"
 """The columns of a record, in the order of `Record`'s fields."""
 
 _LATEST: Final = """e.status IS NOT NULL AND NOT EXISTS (
@@ -98,6 +100,13 @@ SELECT NULL, r.run_id, r.workflow, d.node, 'pending', NULL, NULL, NULL, 0, NULL,
        {_iso("r.created_at")}, {_iso("r.created_at")}
 FROM dagresume_runs AS r JOIN dagresume_definition_nodes AS d ON d.definition = r.definition
 WHERE {_NO_EVENT}"""
+
+# Nothing of it is stored: the word follows from the kind, and is made when somebody asks for it.
+_WORD_OF_KIND: Final = """CASE kind WHEN 'node.completed' THEN 'success' WHEN 'node.started' THEN 'running'
+    WHEN 'node.failed' THEN 'failed' WHEN 'node.skipped' THEN 'skipped' WHEN 'node.compensated' THEN 'skipped'
+    WHEN 'node.interrupted' THEN 'running' WHEN 'node.waiting' THEN 'running'
+    WHEN 'node.cancelled' THEN 'pending' WHEN 'node.reset' THEN 'pending' WHEN 'node.withdrawn' THEN 'pending'
+  END"""
 
 # -- monitoring (R17); `dagresume.metrics` reads the same from the journal
 
@@ -190,8 +199,9 @@ _VERSION_1: Final = (
     # No AUTOINCREMENT: its counter costs another page in every commit (7 % of a small one). Whoever deletes
     # records leaves the last one of the table, so that no seq is given twice. `output` is last: a load
     # without it never touches its overflow pages.
-    """CREATE TABLE dagresume_events(seq INTEGER PRIMARY KEY, run INTEGER NOT NULL, kind TEXT NOT NULL,
-  status TEXT, attempt INTEGER, at INTEGER NOT NULL, path TEXT, reason TEXT, input BLOB, digest BLOB,
+    f"""CREATE TABLE dagresume_events(seq INTEGER PRIMARY KEY, run INTEGER NOT NULL, kind TEXT NOT NULL,
+  status TEXT GENERATED ALWAYS AS ({_WORD_OF_KIND}) VIRTUAL,
+  attempt INTEGER, at INTEGER NOT NULL, path TEXT, reason TEXT, input BLOB, digest BLOB,
   size INTEGER, took INTEGER, data TEXT, output TEXT)""",
     "CREATE INDEX dagresume_events_path ON dagresume_events(run, path)",
     "CREATE INDEX dagresume_events_failed ON dagresume_events(run, path) WHERE status = 'failed'",
@@ -232,7 +242,12 @@ def examine(conn: sqlite3.Connection, path: str, adopt: bool) -> int:
 
 
 def _examined(conn: sqlite3.Connection, path: str, adopt: bool) -> int:
-    names = {name for (name,) in conn.execute("SELECT name FROM sqlite_master")}
+    if sqlite3.sqlite_version_info < _OLDEST:
+        raise StoreError(
+            f"{path}: this Python comes with SQLite {sqlite3.sqlite_version}, which has no generated columns."
+            " Take a Python with SQLite 3.31 or newer"
+        )
+    names = dict(conn.execute("SELECT name, sql FROM sqlite_master"))
     if "dagresume_meta" not in names:
         _refuse_crumbs(path)
         if names or _is_claimed(conn):
@@ -243,6 +258,11 @@ def _examined(conn: sqlite3.Connection, path: str, adopt: bool) -> int:
         raise StoreCorrupt(path, "its table dagresume_meta has no schema_version")
     if int(row[0]) > VERSION:
         raise SchemaTooNew(path, int(row[0]), VERSION)
+    if "GENERATED ALWAYS" not in (names.get("dagresume_events") or "GENERATED ALWAYS"):
+        raise StoreError(
+            f"{path}: a version of dagresume made it that was never released; this one cannot go on with it."
+            " Take another file: --db FILE, Engine(FILE)"
+        )
     return int(row[0])
 
 

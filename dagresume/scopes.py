@@ -418,7 +418,7 @@ class Scope:
             return
         digest = word.digest or bytes(16)
         told = json.dumps({"seq": word.seq, "by": facts.get("by", "")})
-        head = (ev.COMPLETED, "success", attempt, run.now(), path, "resolved", fingerprint, digest)
+        head = (ev.COMPLETED, attempt, run.now(), path, "resolved", fingerprint, digest)
         step.records.append(Record(*head, word.size, None, told))
         self.put(vertex, Stored(path, word.seq or 0, digest), digest, step, feed, k)
 
@@ -440,7 +440,7 @@ class Scope:
     def _reuse(self, vertex: Vertex, prior: Record, fingerprint: bytes, step: Step) -> None:
         out: Any = UNMADE
         if prior.kind != ev.COMPLETED:  # it was blocked meanwhile
-            head = prior._replace(kind=ev.COMPLETED, status="success", at=self.run.now(), reason=ev.AGAIN)
+            head = prior._replace(kind=ev.COMPLETED, at=self.run.now(), reason=ev.AGAIN)
             step.records.append(head._replace(seq=None))
         try:
             if not vertex.pure:

@@ -19,7 +19,7 @@ import aiosqlite
 
 from dagresume import forks
 from dagresume.errors import StoreError
-from dagresume.events import Record, Records, r5_word
+from dagresume.events import R5_WORDS, Record, Records
 from dagresume.forgetting import foresee, forget
 from dagresume.observe import log
 from dagresume.places import file_system
@@ -471,7 +471,7 @@ def _tail(
         values = [run[0] if run else 0, after]
     if kinds is not None:
         where.append(f"e.kind IN ({', '.join('?' * len(kinds))})")
-        if run_id is None and not any(map(r5_word, kinds)):
+        if run_id is None and R5_WORDS.keys().isdisjoint(kinds):
             where.append("e.status IS NULL")  # what the index of such kinds holds
     return _tailed(conn, " AND ".join(where), [*values, *(kinds or ()), limit])
 

@@ -484,7 +484,7 @@ def projected(unit: Unit) -> dict[str, Any]:
     """
     columns: dict[str, Any] = {}
     for record in unit.records:
-        if record.status is None:
+        if not record.changes_path:
             columns |= projection(record) or {}
             if (read := unread(record)) is not None:
                 columns["read"] = read

@@ -250,7 +250,7 @@ class Waits:
         text: str | None = None,
         reason: str | None = None,
     ) -> None:
-        head = (ev.COMPLETED, "success", waiting.attempt, self._run.now(), waiting.path, reason)
+        head = (ev.COMPLETED, waiting.attempt, self._run.now(), waiting.path, reason)
         size = None if text is None else len(text)
         told = None if facts is None else json.dumps(facts)
         step.records.append(Record(*head, waiting.fingerprint, digest, size, None, told, text))

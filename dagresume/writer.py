@@ -57,7 +57,7 @@ __all__ = ["Worker", "Writer", "holder"]
 _committed: Final[Callable[[tuple[int, int, int]], Committed]] = partial(tuple.__new__, Committed)
 LOOK: Final = 0.25
 """Seconds between two looks whether the files are still there."""
-_WIDTH: Final = 12
+_WIDTH: Final = EVENT_COLUMNS.count(",") + 1
 _MOST_ROWS: Final = 1024
 _RUN_COLUMNS: Final = ", ".join(RunRow._fields)
 _INSERT_RUN: Final = (

@@ -47,12 +47,12 @@ run_kinds = st.sampled_from(
     ]
 )
 nodes = st.builds(
-    lambda kind, path, output: Record(kind, "x", 1, START, path, output=output),
+    lambda kind, path, output: Record(kind, 1, START, path, output=output),
     node_kinds,
     st.sampled_from(["a", "b", "\ud800"]),
     st.sampled_from([None, "1"]),
 )
-of_runs = st.builds(lambda kind: Record(kind, None, None, START, None), run_kinds)
+of_runs = st.builds(lambda kind: Record(kind, None, START, None), run_kinds)
 records = st.lists(nodes | of_runs, max_size=3)
 guards = st.one_of(
     st.builds(Owned, few, few, epochs),
@@ -173,7 +173,7 @@ def test_the_comparison_sees_something() -> None:
         first = MemoryStore(clock=clock)
         stores: list[Store] = [first, *(MemoryStore(beside=first, clock=clock) for _ in range(2))]
         story = [
-            [Unit(Owned(1, 1, 1), [Record("run.failed", None, None, START, None)])],
+            [Unit(Owned(1, 1, 1), [Record("run.failed", None, START, None)])],
             [Unit(Claim(1, 1, 3))],
         ]
         answers = await tell(stores, clock, story)

@@ -143,7 +143,7 @@ async def test_nothing_can_be_written_to_a_run_that_is_gone(enter: Opener) -> No
     guard = await ended(engine, key="k")
     await another(engine)
     await engine.store.forget({guard.run: guard.epoch}, Cleared())
-    letter = Record("run.signalled", None, None, START, None)
+    letter = Record("run.signalled", None, START, None)
     for wrong in (guard, Claim(guard.run, engine.session, 99), Inbox(guard.run)):
         assert await engine.one(wrong, letter) == Refused("missing")
 

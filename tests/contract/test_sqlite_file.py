@@ -5,11 +5,13 @@ import gc
 import hashlib
 import multiprocessing
 import os
+import re
 import sqlite3
 import subprocess
 import sys
 import threading
 import warnings
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +246,30 @@ async def test_a_store_without_its_version_is_refused(db: Path, damage: str) -> 
     conn.execute(damage)
     conn.close()
     with pytest.raises(StoreCorrupt, match="schema_version"):
+        await opened(db)
+
+
+async def test_a_file_of_a_version_that_was_never_released_is_refused_untouched(db: Path) -> None:
+    await (await opened(db)).close()
+    with closing(sqlite3.connect(db, isolation_level=None)) as conn:
+        [(made,)] = conn.execute("SELECT sql FROM sqlite_master WHERE name = 'dagresume_events'")
+        stored = re.sub(
+            r"status TEXT GENERATED ALWAYS AS \(.*?END\) VIRTUAL", "status TEXT", made, flags=re.DOTALL
+        )
+        assert stored != made
+        conn.execute("PRAGMA writable_schema = ON")
+        conn.execute("UPDATE sqlite_master SET sql = ? WHERE name = 'dagresume_events'", [stored])
+    before = beside(db)
+    with pytest.raises(StoreError, match=r"runs.db: .* never released.*--db FILE"):
+        await opened(db)
+    assert beside(db) == before
+
+
+async def test_an_sqlite_without_generated_columns_is_named(
+    db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 30, 1))
+    with pytest.raises(StoreError, match=r"runs.db: .* Take a Python with SQLite 3\.31 or newer"):
         await opened(db)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dagresume import codec, events
 from dagresume.contracts import START, completed, created, definition, new_run
-from dagresume.events import NodeStatus, Record, RunStatus, Snapshot, r5_word, run_record, status_of
+from dagresume.events import R5_WORDS, NodeStatus, Record, RunStatus, Snapshot, run_record, status_of
 from dagresume.feeds import cell_of
 from dagresume.results import Stored
 from dagresume.schema import migrate
@@ -33,11 +33,7 @@ from dagresume.store import (
 )
 from dagresume.writer import Worker
 
-KINDS = sorted(
-    kind
-    for kind in vars(events).values()
-    if isinstance(kind, str) and kind.startswith("node.") and r5_word(kind)
-)
+KINDS = sorted(kind for kind in vars(events).values() if isinstance(kind, str) and kind in R5_WORDS)
 R5 = {
     NodeStatus.COMPLETED: "success",
     NodeStatus.RUNNING: "running",
@@ -54,7 +50,7 @@ R5 = {
 def record(
     kind: str, path: str = "a", reason: str | None = None, attempt: int | None = 1, at: int = START
 ) -> Record:
-    return Record(kind, r5_word(kind), attempt, at, path, reason)
+    return Record(kind, attempt, at, path, reason)
 
 
 @pytest.fixture
@@ -82,7 +78,7 @@ async def test_a_checkpoint_is_a_row_with_all_that_r5_asks(store: SQLiteStore, d
     done = record("node.completed", attempt=2, at=START + 3)._replace(
         input=b"\xab\x01" + b"\0" * 14, output='{"x": [1]}', took=1_500_000
     )
-    [outcome] = await store.commit([Unit(guard, [done, Record("node.note", None, 2, START + 9, "a")])])
+    [outcome] = await store.commit([Unit(guard, [done, Record("node.note", 2, START + 9, "a")])])
     assert isinstance(outcome, Committed)
     rows = ask(db, "SELECT * FROM workflow_checkpoints ORDER BY node_id")
     assert list(rows[0]) == [
@@ -139,9 +135,9 @@ def test_the_last_event_with_a_status_wins_in_sql_as_in_python(
         record(kind, path, reason)._replace(seq=n) for n, (path, kind, reason) in enumerate(history, 1)
     ]
     for each in records:
-        values = [1, each.kind, each.status, each.at, each.path, each.reason, each.seq]
-        into = "dagresume_events(run, kind, status, at, path, reason, seq)"
-        conn.execute(f"INSERT INTO {into} VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+        values = [1, each.kind, each.at, each.path, each.reason, each.seq]
+        into = "dagresume_events(run, kind, at, path, reason, seq)"
+        conn.execute(f"INSERT INTO {into} VALUES (?, ?, ?, ?, ?, ?)", values)
     snapshot = Snapshot(records)
     expected = {path: status_of(snapshot.paths.get(path)) for path in {*snapshot.paths, "a", "b"}}
     exact = conn.execute("SELECT node_id, node_status FROM dagresume_checkpoints").fetchall()
@@ -222,7 +218,7 @@ async def test_no_statement_of_the_store_goes_through_the_whole_journal(
         Definition("w", "1", b"", "{}", ()),
     )
     guard = Owned(1, 1, 1)
-    letter = Record("approval.decided", None, None, START, "ap")
+    letter = Record("approval.decided", None, START, "ap")
     await store.commit([first])
     await store.commit([Unit(guard, [completed()])])
     await store.commit(

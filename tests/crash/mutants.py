@@ -26,7 +26,7 @@ def start_record_after_the_body() -> None:
     def late(run: Run, step: Step, **options: Any) -> None:
         ends = [record for record in step.records if record.kind in {"node.completed", "node.failed"}]
         step.records[:0] = [
-            end._replace(kind="node.started", status="running", reason=None, output=None, data=None)
+            end._replace(kind="node.started", reason=None, output=None, data=None)
             for end in ends
             if "count" not in end.facts  # a map itself has no body
         ]

@@ -341,7 +341,7 @@ async def filled(store: SQLiteStore, runs: int, nodes: int, output: str = '"x"')
     session = await store.open(this_session(SystemClock.now(), 60_000_000))
     for n in range(runs):
         records = [completed(f"a[{k}]", output) for k in range(nodes)]
-        ended = completed(None)._replace(kind="run.completed", status=None, output=None)  # type: ignore[arg-type]
+        ended = completed(None)._replace(kind="run.completed", output=None)  # type: ignore[arg-type]
         lines = [LogLine("a", 1, START, "info", "line")] * (nodes // 10)
         unit = Unit(new_run(f"run-{n}", session), [created(), *records, ended], logs=lines)
         await store.commit([unit])

@@ -173,7 +173,7 @@ class Model:
         records = list(unit.records)
         if isinstance(unit.guard, Owned) and run.status == "interrupted":
             at = records[0].at if records else self.now
-            records.insert(0, Record("run.revived", None, None, at, None))
+            records.insert(0, Record("run.revived", None, at, None))
         for record in records:
             seq = self._append(run, record)
         if isinstance(unit.guard, NewRun) and unit.guard.session is None:

@@ -55,7 +55,7 @@ WORD = {
 def node_records(draw: st.DrawFn) -> Record:
     path, attempt = draw(st.sampled_from(PATHS)), draw(st.integers(1, 5))
     if draw(st.integers(0, 9)) == 0:
-        return Record("node.noted", None, attempt, draw(st.integers(0, 10**15)), path)
+        return Record("node.noted", attempt, draw(st.integers(0, 10**15)), path)
     kind = draw(st.sampled_from(KINDS))
     reason = draw(st.sampled_from([RETRY, "error", None])) if kind == FAILED else None
     record = node_record(kind, path, attempt, draw(st.integers(0, 10**15)), reason)
@@ -113,7 +113,7 @@ def test_the_last_event_with_a_status_wins_in_python_and_in_sql(journals: list[l
     for n, (snapshot, journal) in enumerate(zip(snapshots, journals, strict=True)):
         view = {row[1]: row[2:] for row in rows if row[0] == f"run{n}"}
         words = {row[1]: row[2:] for row in exact if row[0] == f"run{n}"}
-        seen = {record.path for record in journal if record.status is not None}
+        seen = {record.path for record in journal if record.changes_path}
         assert set(snapshot.paths) == seen
         assert set(view) == seen | set(NODES)
         for node in view:

@@ -244,7 +244,7 @@ class StoreMachine(RuleBasedStateMachine):
         path = "ab"[b // 4 % 2] if kind.startswith("node") else None
         run = self.model.runs.get(number)
         after = [0, run.last if run else 0, max(0, (run.last if run else 0) - 3)][c % 3]
-        record = Record(kind, None, None, self.clock.now(), path, data='{"by": "me"}', output=str(b))
+        record = Record(kind, None, self.clock.now(), path, data='{"by": "me"}', output=str(b))
         return Unit(Inbox(number, (kind, path) if c < 6 else None, after), [record])
 
     def _call(self, slot: int, a: int, b: int, c: int) -> Unit:
@@ -268,7 +268,7 @@ class StoreMachine(RuleBasedStateMachine):
         unit = self._write(slot, a, b, max(c, 1))
         if c % 2:
             return replace(unit, sql=[("SELECT * FROM nowhere", [])])
-        return replace(unit, records=[*unit.records, Record("node.failed", "x", 1, START, "\ud800")])
+        return replace(unit, records=[*unit.records, Record("node.failed", 1, START, "\ud800")])
 
     makers: ClassVar[list[Callable[..., Unit]]] = [
         _new, _write, _write, _write, _end, _claim, _orphan, _letter, _call, _log, _unique, _spoilt,

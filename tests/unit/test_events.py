@@ -13,6 +13,7 @@ from dagresume.events import (
     INTERRUPTED,
     ONCE_UNCERTAIN,
     PROGRESS,
+    R5_WORDS,
     RESET,
     RETRY,
     RUN_CANCELLED,
@@ -125,7 +126,8 @@ R5 = {
 @pytest.mark.parametrize("kind", R5)
 def test_the_words_of_the_checkpoint_record(kind: str) -> None:
     """R5; `running` = running, waiting, interrupted; `pending` = the rest."""
-    assert node_record(kind, "a", 1, 0).status == R5[kind]
+    assert node_record(kind, "a", 1, 0).changes_path
+    assert R5_WORDS[kind] == R5[kind]
 
 
 def numbered(*records: Record) -> list[Record]:
@@ -139,7 +141,7 @@ def test_the_last_record_with_a_status_wins() -> None:
             node_record(STARTED, "a", 1, 6),
             node_record(COMPLETED, "b", 1, 7),
             node_record(FAILED, "a", 1, 8),
-            Record("node.noted", None, 1, 9, "a"),
+            Record("node.noted", 1, 9, "a"),
             node_record(RESET, "b", 1, 10),
         )
     )
