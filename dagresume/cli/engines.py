@@ -133,7 +133,7 @@ async def resolve(engine: Engine, word: str, db: str) -> str:
     start = word.strip().lower()
     if _UUID.fullmatch(start):
         return start
-    found = [info async for info in _all(engine) if start and info.run_id.startswith(start)]
+    found = await engine.runs(starting=start, limit=PAGE) if start else []
     if len(found) == 1:
         return found[0].run_id
     if not found:
@@ -141,14 +141,6 @@ async def resolve(engine: Engine, word: str, db: str) -> str:
     shown = ", ".join(f"{info.run_id} ({info.workflow}, {info.status})" for info in found[:5])
     more = f" and {len(found) - 5} more" if len(found) > 5 else ""
     raise Problem(f"{len(found)} runs begin with {start!r}: {shown}{more}. Give more of the id.")
-
-
-async def _all(engine: Engine) -> AsyncIterator[RunInfo]:
-    before = None
-    while page := await engine.runs(limit=PAGE, before=before):
-        for info in page:
-            yield info
-        before = page[-1].run_id
 
 
 # -- interrupts -----------------------------------------------------------------------------------------
