@@ -73,6 +73,7 @@ from dagresume.metrics import Metrics, measured
 from dagresume.migration import migrated, take_over, transformed
 from dagresume.observe import log
 from dagresume.outcomes import live_result, raise_if_bad, stored_result, undone_result
+from dagresume.overview import Overview, overview
 from dagresume.plan import plan
 from dagresume.planner import Decision
 from dagresume.policy import UNSAID, Budget, Limit
@@ -642,6 +643,13 @@ class Engine:
             return past_info(loaded, at)
         return run_info(loaded.row, loaded.holder, loaded)
 
+    @_reads
+    async def overview(self, run_id: str) -> Overview:
+        """Give a run at a glance: its nodes, its items counted, its timeline, the sentence that says how it
+        is; needs no code.
+        """
+        return overview(await self._load(run_id), self._clock.now())
+
     async def runs(
         self,
         *,
@@ -662,7 +670,8 @@ class Engine:
         older = None if before is None else (await self._find(before))[0].run
         find = partial(
             self._store.find, workflow=workflow, key=key, status=stored_as(wanted), starting=starting,
-            since=None if since is None else to_micros(since), until=None if until is None else to_micros(until),
+            since=None if since is None else to_micros(since),
+            until=None if until is None else to_micros(until),
         )  # fmt: skip
         infos: list[RunInfo] = []
         # A run whose owner died is stored as running: of what is found, some may not be wanted.

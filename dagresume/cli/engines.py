@@ -23,12 +23,10 @@ from dagresume.cli.screen import heard, line, warn
 from dagresume.engine import Engine
 from dagresume.errors import RunNotFound
 from dagresume.peek import peek
-from dagresume.views import RunInfo
 
 if TYPE_CHECKING:
     from dagresume.policy import Limit
     from dagresume.results import RunResult
-    from dagresume.views import RunInfo
     from dagresume.workflow import Workflow
 
 __all__ = ["file_of", "finished", "mode_of", "opened", "resolve", "work"]
