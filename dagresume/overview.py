@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from dagresume import words
 from dagresume.clock import to_datetime
@@ -183,7 +184,8 @@ class _Facts:
         last = claims[-1] if claims else 0
         reused, took, cost = 0, 0, 0.0
         maps = self.items.keys()
-        for path, row in dict.items(self.snapshot.paths):
+        rows = cast("Iterable[tuple[str, tuple[Any, ...]]]", dict.items(self.snapshot.paths))
+        for path, row in rows:
             if row[0] == COMPLETED and (row[_SEQ] or 0) < last and path not in maps:
                 reused += 1
                 took += row[_TOOK] or 0
@@ -243,4 +245,4 @@ _SEQ, _TOOK, _DATA = (Record._fields.index(name) for name in ("seq", "took", "da
 def _cost(data: str | None) -> float:
     if data is None or '"usage"' not in data:
         return 0.0
-    return float(Record(COMPLETED, None, None, 0, "", data=data).facts["usage"].get("cost", 0.0))
+    return float(json.loads(data)["usage"].get("cost", 0.0))

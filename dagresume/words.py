@@ -25,6 +25,7 @@ __all__ = [
     "error_in_words",
     "listed",
     "local_time",
+    "local_time_of",
     "map_progress",
     "needs",
     "node_reason",
@@ -367,6 +368,11 @@ def duration(seconds: float | None) -> str:
 def local_time(moment: datetime | None) -> str:
     """Give a time as a clock on the wall here shows it, to the second; empty for None."""
     return "" if moment is None else f"{moment.astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def local_time_of(microseconds: int) -> str:
+    """Give a stored time (microseconds UTC) as a clock on the wall here shows it, without the date."""
+    return f"{datetime.fromtimestamp(microseconds / 1e6).astimezone():%H:%M:%S}"
 
 
 def short_time(moment: datetime | None) -> str:

@@ -35,6 +35,7 @@ T = TypeVar("T")
 GRACE: Final = 3.0
 """Seconds that functions under way are given when a person interrupts."""
 PAGE: Final = 1000
+_INTERRUPTING: Final = f"interrupting: what is under way has {GRACE:g} s to end; once more stops at once"
 _NAME_IT: Final = "Name the one that holds the run with --db (or DAGRESUME_DB)."
 _UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
@@ -147,8 +148,8 @@ async def resolve(engine: Engine, word: str, db: str) -> str:
 class _Interrupts:
     """The first SIGINT or SIGTERM ends the work cleanly, the second one ends the process."""
 
-    def __init__(self) -> None:
-        self.count = 0
+    def __init__(self, told: str) -> None:
+        self.count, self._told = 0, told
         self._task = asyncio.current_task()
         self._loop = asyncio.get_running_loop()
 
@@ -159,7 +160,7 @@ class _Interrupts:
         self._loop.call_soon_threadsafe(self._stop)
 
     def _stop(self) -> None:
-        warn(f"interrupting: what is under way has {GRACE:g} s to end; once more stops at once")
+        warn(self._told)
         if self._task is not None:
             self._task.cancel()
 
@@ -183,16 +184,17 @@ def _leave() -> None:
     os._exit(INTERRUPTED)
 
 
-def work(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+def work(make: Callable[[], Coroutine[Any, Any, T]], interrupted: str = _INTERRUPTING) -> T:
     """Run an asynchronous command to its end; KeyboardInterrupt if a person ended it without a result.
+    `interrupted`: what that person is told.
 
     Where a loop runs already, as in a notebook, it has a thread and a loop of its own.
     """
     begun: list[_Interrupts] = []
     if not is_loop_running():
-        return _worked(make, begun)
+        return _worked(make, begun, interrupted)
     with ThreadPoolExecutor(1, "dagresume command") as thread:
-        result = thread.submit(copy_context().run, _worked, make, begun)
+        result = thread.submit(copy_context().run, _worked, make, begun, interrupted)
         try:
             return result.result()
         except KeyboardInterrupt:
@@ -201,9 +203,9 @@ def work(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
             return result.result()
 
 
-def _worked(make: Callable[[], Coroutine[Any, Any, T]], begun: list[_Interrupts]) -> T:
+def _worked(make: Callable[[], Coroutine[Any, Any, T]], begun: list[_Interrupts], told: str) -> T:
     async def watched() -> T:
-        interrupts = _Interrupts()
+        interrupts = _Interrupts(told)
         begun.append(interrupts)
         try:
             with interrupts.listening():
