@@ -21,6 +21,7 @@ import anyio
 from dagresume import codec
 from dagresume.blobs import BlobStore
 from dagresume.clock import Clock, SystemClock, to_datetime, to_micros
+from dagresume.contrast import Contrast, contrast
 from dagresume.definition import describe, differences
 from dagresume.errors import (
     AlreadyRunning,
@@ -630,6 +631,19 @@ class Engine:
     async def explain(self, run_id: str, path: str | Callable[..., Any]) -> Explanation:
         """Give what happened to a path each time its run was driven, and why; needs no code."""
         return explain(await self._load(run_id), self._path_of(path))
+
+    async def contrast(self, first: str, second: str) -> Contrast:
+        """Give what differs between two runs: definition, inputs, statuses, outputs by digest, times, usage;
+        needs no code.
+        """
+        loaded = [await self._load(run_id) for run_id in (first, second)]
+        inputs = []
+        for each in loaded:
+            mask = self._mask_of(each)
+            packed = self._shelf.packed_inputs(each)
+            shown = {name: mask.value({name: json.loads(text)})[name] for name, text in packed.items()}
+            inputs.append({name: json.dumps(value, ensure_ascii=False) for name, value in shown.items()})
+        return contrast(loaded[0], loaded[1], (inputs[0], inputs[1]))
 
     @_reads
     async def get(self, run_id: str, at: int | None = None, *, nodes: bool = True) -> RunInfo:

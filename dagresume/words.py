@@ -23,6 +23,7 @@ __all__ = [
     "decision",
     "duration",
     "error_in_words",
+    "explained",
     "listed",
     "local_time",
     "local_time_of",
@@ -190,9 +191,31 @@ EXPLAINED: Final[Mapping[tuple[str, str], str]] = {
     ("passed", ""): "not executed: the item above gave nothing to call it with",
     ("not_reached", ""): "not reached",
     ("failed", ""): "failed",
+    ("left", ""): "left as it was: it had failed",
     ("undone", ""): "undone",
 }
 """(what was done, why) of a path in a time its run was driven → the same in words."""
+
+
+_DONE: Final[Mapping[tuple[str, str], str]] = {
+    ("ran", "new"): "Ran: no checkpoint.",
+    ("ran", "asked"): "Ran again: a person asked.",
+    ("reused", "completed"): "Reused: completed and its input has not changed.",
+    ("skipped", "condition"): "Its condition was false.",
+}
+
+
+def explained(did: str, why: str | None, changed: Sequence[str], cut_at: datetime | None) -> str:
+    """Give the sentence for what was done with a path once, and why."""
+    if did == "not_reached" and changed:
+        return f"Not reached: needs {listed(changed)}."
+    if did == "ran" and changed:
+        return f"Ran again: its input from {listed(changed)} changed."
+    if did == "ran" and cut_at is not None:
+        return f"Ran again: cut off at {local_time(cut_at)}."
+    told = _DONE.get((did, why or "")) or EXPLAINED.get((did, why or "")) or EXPLAINED.get((did, ""))
+    told = told or (f"{_bare(did)}: {_bare(why)}" if why else _bare(did))
+    return f"{told[0].upper()}{told[1:].rstrip('.')}."
 
 
 def decision(action: str, reason: str) -> str:

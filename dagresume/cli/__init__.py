@@ -41,9 +41,17 @@ COMMANDS: Final = {
         "showing",
         "Show one run: how it is, the state of each node, when they were at work, and what failed.",
     ),
+    "watch": (
+        "watching",
+        "Watch a run while it goes on, whichever process drives it; ends when the run does.",
+    ),
     "explain": (
         "explaining",
         "Explain one path: what was done with it each time the run was driven, and why.",
+    ),
+    "diff": (
+        "diffing",
+        "Say what differs between two runs: definition, inputs, statuses, outputs; and how long nodes took.",
     ),
     "cancel": ("cancelling", "Cancel a run; it never resumes by itself after that."),
     "approve": ("letters", "Approve what a run waits for, or that a held path runs again."),
