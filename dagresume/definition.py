@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from dagresume import codec
 from dagresume.codehash import UNKNOWN, code_hash
@@ -57,7 +57,9 @@ def _told(graph: Graph, enclosing: bool) -> dict[str, Any]:
         "output": None if graph.output is None else graph.ids[graph.output],
         **({"on_failure": graph.on_failure} if graph.on_failure else {}),
     }
-    nodes = [_described(graph, i, default) for i in range(len(graph))]
+    fns = {id(node.fn): node.fn for node in graph.nodes if node.fn is not None}
+    names = {key: describe_callable(fn) for key, fn in fns.items()}
+    nodes = [_described(graph, i, default, names) for i in range(len(graph))]
     return {"workflow": graph.workflow, "version": graph.version, "options": options, "nodes": nodes}
 
 
@@ -88,19 +90,22 @@ _OPTIONS = ("concurrency", "tolerate", "timeout", "limit", "executor")
 _RETRY = ("attempts", "delay", "backoff", "max_delay", "jitter", "give_up_after")
 
 
-def _described(graph: Graph, i: int, default: bool) -> dict[str, Any]:
-    """Give a node as it is stored: what is as usual is left out."""
+_USUAL: Final = Retry()
+
+
+def _described(graph: Graph, i: int, default: bool, names: Mapping[int, str]) -> dict[str, Any]:
+    """Give a node as it is stored: what is as usual is left out. `names`: of the functions, by identity."""
     node, retry = graph.nodes[i], graph.nodes[i].retry or graph.retry
     feeds = [(b.parameter, b.source) for b in graph.bindings[i] if b.source.kind != "context"]
     told = {
         "id": node.id,
         "type": node.type,
-        "function": None if node.fn is None else describe_callable(node.fn),
+        "function": names.get(id(node.fn)),
         "parents": [graph.ids[p] for p in graph.parents[i]],
         "parameters": {name: _source_told(graph, source) for name, source in feeds} or None,
         "for_each": dict(node.for_each) if node.for_each else None,
         "idempotent": default if node.idempotent is None else node.idempotent,
-        "retry": None if retry == Retry() or node.fn is None else _retry_told(retry),
+        "retry": None if retry == _USUAL or node.fn is None else _retry_told(retry),
         **{option: getattr(node, option) for option in _OPTIONS},
         "trigger": None if node.trigger == "none_failed" else node.trigger,
         "checkpoint": None if node.checkpoint else False,

@@ -72,7 +72,7 @@ from dagresume.letters import decision, resolved, signal
 from dagresume.masks import NO_SECRETS, Mask, without_passwords
 from dagresume.metrics import Metrics, measured
 from dagresume.migration import migrated, take_over, transformed
-from dagresume.observe import log
+from dagresume.observe import Observer, log, watch
 from dagresume.outcomes import live_result, raise_if_bad, stored_result, undone_result
 from dagresume.overview import Overview, overview
 from dagresume.plan import plan
@@ -181,7 +181,7 @@ class Engine:
     `spill_bytes` go to files beside the database. `grace_seconds`: what bodies under way are given when the
     engine is left. `fail_fast`: the first failure cancels the other branches. `wake`: go on with waiting runs
     of its workflows, whoever started them, when their time or letter has come. `debug`: notice nodes that
-    change what they share.
+    change what they share. `observer`: hears what the engine does, see `dagresume.otel`.
 
     Use it as an async context manager.
     """
@@ -203,6 +203,7 @@ class Engine:
         debug: bool = False,
         clock: Clock | None = None,
         store: Store | None = None,
+        observer: Observer | None = None,
     ) -> None:
         if concurrency < 1:
             raise DefinitionError(f"Engine(concurrency={concurrency!r}): give a whole number from 1 upwards.")
@@ -220,7 +221,7 @@ class Engine:
             fail_fast,
             debug,
         )
-        self._spill_bytes, self._wakes = spill_bytes, wake
+        self._spill_bytes, self._wakes, self._watch = spill_bytes, wake, watch(observer)
         self._left_asleep: dict[str, int] = {}  # runs that could not be woken, and when they changed last
         self._sweep = Sweep(_Recovering(self))
         self._registered: dict[tuple[str, str], Workflow] = {}
@@ -252,6 +253,7 @@ class Engine:
             more_to_come=lambda: self._pool.size - self._pool.free > 1,
             after_batch=lambda: start_ready(self._pool),
             on_cancel=self._taken_down,
+            watch=self._watch,
         )
         self._pool = Pool(
             self._concurrency,
@@ -275,6 +277,7 @@ class Engine:
             fail_fast=self._fail_fast,
             grace=self._grace,
             debug=self._debug,
+            watch=self._watch,
         )
         self._written = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
@@ -1114,6 +1117,7 @@ class Engine:
         nobodys, context = Owned(0, self._session, 0), copy_context()
         mask = self._mask_of(loaded, program)
         undoing = Rollback(services, program.body, row.run_id, row.workflow, nobodys, context, mask)
+        undoing.carrier = snapshot.carrier
         guard = Claim(row.run, self._session, _last(loaded), takes_key=False)
         outcome = await self._open_run(undoing, guard, records, None)
         if isinstance(outcome, Refused):
@@ -1181,6 +1185,9 @@ class Engine:
         self._check_open()  # it may have been closed while the store was asked
         if run.run_id in self._runs:  # and somebody else here been quicker
             raise RunLocked(run.run_id, "this process")
+        if self._watch is not None and (carrier := self._watch.opens(run, run.carrier)):
+            facts = records[0].facts | {"carrier": dict(carrier)}
+            records = [records[0]._replace(data=json.dumps(facts)), *records[1:]]
         opening = run.open(guard, records, definition)
         self._runs[run.run_id] = run
         try:

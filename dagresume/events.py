@@ -474,6 +474,7 @@ class Snapshot:
         "before",
         "budget",
         "cancel_by",
+        "carrier",
         "claims",
         "coded",
         "codes",
@@ -526,6 +527,7 @@ class Snapshot:
         self.secrets: frozenset[str] = frozenset()
         self.read = 0
         self.undone: dict[str, Record] = {}
+        self.carrier: dict[str, str] = {}
         self.fold(records)
 
     def fold(self, records: Iterable[Record]) -> None:
@@ -615,9 +617,11 @@ class Snapshot:
         if record.kind in _COUNTING:
             self._recount(record.facts)
         if record.kind == RUN_CREATED:
+            facts = record.facts
             self.started_at = record.at
-            self.forked = "forked_from" in record.facts
-            self._set_rules(record.facts, record.seq or 0)
+            self.forked = "forked_from" in facts
+            self.carrier = facts.get("carrier", {})
+            self._set_rules(facts, record.seq or 0)
         elif record.kind == RUN_CLAIMED:
             facts = record.facts
             self.claims += 1
@@ -630,6 +634,7 @@ class Snapshot:
     def _recount(self, facts: Mapping[str, Any]) -> None:
         self.recoveries = facts.get("recoveries", self.recoveries)
         self.auto_resumes = facts.get("auto_resumes", self.auto_resumes)
+        self.carrier = facts.get("carrier", self.carrier)
 
     def _set_rules(self, facts: Mapping[str, Any], seq: int) -> None:
         if "codes" in facts:

@@ -37,7 +37,7 @@ class Call:
     `types` are the classes its result may hold; None: the result is passed on as it is (`checkpoint=False`).
     `context` is the one among the arguments, if the function asked for it. An executor that had to leave the
     body running when the call was cancelled sets `abandoned`. `begun` is called, from any thread, when a body
-    begins that had to wait for a place to run in.
+    begins that had to wait for a place to run in. `around`, if it is set, calls the function.
     """
 
     fn: Callable[..., Any]
@@ -47,6 +47,7 @@ class Call:
     context: Context | None = None
     path: str = ""
     begun: Callable[[], object] | None = None
+    around: Callable[..., Any] | None = None
     abandoned: bool = field(default=False, init=False)
 
 
@@ -87,6 +88,8 @@ def pack_result(call: Call, value: Any) -> Any:
 
 
 def perform(call: Call) -> Any:
+    if call.around is not None:
+        return pack_result(call, call.around(call.fn, *call.args, **call.kwargs))
     return pack_result(call, call.fn(*call.args, **call.kwargs))
 
 

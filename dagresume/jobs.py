@@ -22,7 +22,7 @@ from dagresume.events import Record, Records, Snapshot
 from dagresume.executor import Call, Executor
 from dagresume.journal import Entry, Journal
 from dagresume.masks import Mask
-from dagresume.observe import log
+from dagresume.observe import Watch, log
 from dagresume.planner import Vertex
 from dagresume.policy import NodeFailure
 from dagresume.pool import Gate, Pool, Source
@@ -86,6 +86,7 @@ class Services:
     fail_fast: bool
     grace: float
     debug: bool
+    watch: Watch | None = None
     flights: dict[tuple[str, str], Flight] = field(default_factory=dict)
 
 

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 from dagresume.clock import Clock, Timer
 from dagresume.errors import EngineClosed, StoreError
 from dagresume.events import Record
+from dagresume.observe import Watch
 from dagresume.store import CommitCancelled, Committed, Outcome, Owned, Refused, Store, StoreFailed, Unit
 
 __all__ = ["Entry", "Journal", "Late", "Writer"]
@@ -122,7 +123,9 @@ class Journal:
         more_to_come: Callable[[], bool],
         after_batch: Callable[[], None],
         on_cancel: Callable[[], None],
+        watch: Watch | None = None,
     ) -> None:
+        self._watch = watch
         self._store, self._clock, self._monotonic = store, clock, clock.monotonic
         self._more_to_come, self._after_batch, self._on_cancel = more_to_come, after_batch, on_cancel
         self._queue: deque[Entry] = deque()
@@ -198,7 +201,12 @@ class Journal:
                 await self._let_come()
             batch = self._take()
             if batch:
-                self._deliver(batch, await self._commit(batch))
+                told = None if self._watch is None else self._watch.commits(batch)
+                outcomes = await self._commit(batch)
+                self.durable_at = self._monotonic()
+                if told is not None:
+                    told(outcomes)
+                self._deliver(batch, outcomes)
             elif self._closing:
                 self._stop_timer()
                 self._ended = True  # who comes later is told so instead of waiting for nobody
@@ -238,7 +246,6 @@ class Journal:
         return [StoreFailed(error)] * len(batch)
 
     def _deliver(self, batch: list[Entry], outcomes: Sequence[Outcome]) -> None:
-        self.durable_at = self._monotonic()
         for entry, outcome in zip(batch, outcomes, strict=True):
             self.waiting -= len(entry.records)
             if type(outcome) is not Committed and entry.run is not None:

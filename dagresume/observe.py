@@ -1,13 +1,13 @@
-"""What people get to see of a run: the log, and errors as plain text."""
+"""What people get to see of a run: the log, errors as plain text, and a seam for telemetry."""
 
 from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import structlog
 
@@ -16,8 +16,12 @@ from dagresume.events import Record
 from dagresume.masks import NO_SECRETS, Mask, without_passwords
 from dagresume.policy import NodeFailure
 
-__all__ = ["describe_error", "failure_of", "log", "tell"]
+if TYPE_CHECKING:
+    from dagresume.store import Outcome, Unit
 
+__all__ = ["Observer", "Watch", "describe_error", "failure_of", "log", "observe_by_default", "tell", "watch"]
+
+_T = TypeVar("_T")
 _PACKAGE: Final = Path(__file__).parent
 _KEEP: Final = 16_384  # characters of a message or traceback
 
@@ -119,3 +123,88 @@ def failure_of(record: Record) -> NodeFailure:
     kind, message, traceback_ = (str(facts.get(name, "")) for name in ("type", "message", "traceback"))
     path, attempt = record.path or "", record.attempt or 0
     return NodeFailure(path, attempt, kind, message, traceback_, record.reason, to_datetime(record.at))
+
+
+# -- telemetry ------------------------------------------------------------------------------------------
+
+
+class Observer(Protocol):
+    """Hears what an engine does: `Engine(observer=…)`. All of it is called on the engine's loop and must not
+    block.
+
+    A run is an object with `run_id workflow context now() status reason error ended`; a job one with `run
+    path attempt vertex`. What an observer raises is logged, and changes nothing of the run.
+    """
+
+    def opens(self, run: Any, carrier: Mapping[str, str]) -> Mapping[str, str]:
+        """Learn that this process is about to drive a run; `carrier` is what was given here the last time.
+
+        Called in the context that the bodies of the run get copies of. What it gives is kept with the run.
+        """
+
+    def begins(self, job: Any) -> None:
+        """Learn that the body of an attempt is about to begin; called in the context it will run in."""
+
+    def around(self) -> Callable[..., Any] | None:
+        """Give what calls the body if that is elsewhere, with it and its arguments: it travels by pickle.
+
+        Called in the context of the body.
+        """
+
+    def commits(self, units: Sequence[Unit]) -> Callable[[Sequence[Outcome]], None]:
+        """Learn that a transaction begins; what is given is called with what became of each of its units.
+
+        Units of runs have the attributes `run`, and `timed` and `appended` if something waits for them.
+        """
+
+
+def _tell_nobody(outcomes: Sequence[Outcome]) -> None:
+    """Take what became of a transaction for an observer that did not want to know."""
+
+
+class Watch:
+    """An observer whose errors are nobody's but its own."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    def opens(self, run: Any, carrier: Mapping[str, str]) -> Mapping[str, str]:
+        """Give what the observer wants kept with the run."""
+        return self._ask({}, run.context.run, self._observer.opens, run, carrier)
+
+    def begins(self, context: Any, job: Any) -> None:
+        """Tell it that a body begins in this context."""
+        self._ask(None, context.run, self._observer.begins, job)
+
+    def around(self) -> Callable[..., Any] | None:
+        """Give what calls a body in another process."""
+        return self._ask(None, self._observer.around)
+
+    def commits(self, units: Sequence[Unit]) -> Callable[[Sequence[Outcome]], None]:
+        """Give what is to be called with the outcomes."""
+        told: Callable[[Sequence[Outcome]], None]
+        told = self._ask(_tell_nobody, self._observer.commits, units)  # type: ignore[arg-type]
+        return lambda outcomes: self._ask(None, told, outcomes)
+
+    @staticmethod
+    def _ask(otherwise: _T, ask: Callable[..., _T], *args: Any) -> _T:
+        try:
+            return ask(*args)
+        except Exception as error:
+            log.warning("an observer raised an error", error=f"{type(error).__name__}: {error}")
+            return otherwise
+
+
+_default: list[Callable[[], Observer]] = []
+
+
+def observe_by_default(make: Callable[[], Observer] | None) -> None:
+    """Let engines made from now on have such an observer, unless they are given one; None: no longer."""
+    _default[:] = [] if make is None else [make]
+
+
+def watch(observer: Observer | None) -> Watch | None:
+    """Give an observer, or the one by default, as an engine uses it."""
+    if observer is None and _default:
+        observer = _default[0]()
+    return None if observer is None else Watch(observer)

@@ -129,7 +129,7 @@ class Run:
         self.commits, self.began = 0, services.clock.monotonic()
         self._last_batch, self._inflight, self._draining = -1, 0, False
         self.wide: list[Feed] = []  # maps whose items are graphs
-        self.automatic, self._verbose = automatic, log.verbose
+        self.automatic, self._verbose, self._watch = automatic, log.verbose, services.watch
         self._timeout = timeout
         self._deadline: Timer | None = None
         self._last_call: asyncio.TimerHandle | None = None  # leaves bodies behind
@@ -146,6 +146,7 @@ class Run:
             self._gates[vertex] = services.pool.gate(vertex.node.limit, vertex.id)
         for executor in body.executors:
             services.executor(executor)  # one that is not installed is said now
+        self.carrier: Mapping[str, str] = snapshot.carrier
         self.root = Scope(
             self, body, {n: Input(*i, body.input_types.get(n, codec.EMPTY)) for n, i in inputs.items()}
         )
@@ -346,7 +347,10 @@ class Run:
     def start(self, job: Job) -> None:
         """Begin a job whose slot is reserved and whose start record, if it needs one, is durable."""
         self.live.add(job)
-        job.task = self._new_task(self._drive(job), context=self.context.copy())
+        context = self.context.copy()
+        if self._watch is not None and not job.asking:
+            self._watch.begins(context, job)
+        job.task = self._new_task(self._drive(job), context=context)
 
     async def _drive(self, job: Job) -> None:
         if job.task is None:  # an eager task, still within `start`, which a body that returns enters again
@@ -482,6 +486,8 @@ class Run:
     async def _execute(self, job: Job, call: Call) -> Any:
         vertex = job.vertex
         self._note_start(job)
+        if self._watch is not None and _executor_of(vertex) not in {"loop", "thread"}:
+            call.around = self._watch.around()
         executor, timeout = self.services.executor(_executor_of(vertex)), vertex.node.timeout
         return await (executor.run(call) if timeout is None else self._timed(job, call, executor, timeout))
 

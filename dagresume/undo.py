@@ -148,7 +148,8 @@ class Rollback:
         self.progress: dict[str, tuple[float, float | None]] = {}
         self.commits, self.began = 0, services.clock.monotonic()
         self.loaded: Loaded | None = None
-        self._context = context
+        self.context = context
+        self.carrier: Mapping[str, str] = {}  # what an observer had kept with the run
         self._written: list[Record] = []
         self._stopped: asyncio.Future[str] = self.loop.create_future()
         self._left: asyncio.Future[None] = self.loop.create_future()
@@ -305,7 +306,10 @@ class Rollback:
 
     async def _tried(self, undo: _Undo, job: Job) -> BaseException | None:
         """Call the function; gives what it raised."""
-        self._doing = self.loop.create_task(self._call(undo, job), context=self._context.copy())
+        context = self.context.copy()
+        if self.services.watch is not None:
+            self.services.watch.begins(context, job)
+        self._doing = self.loop.create_task(self._call(undo, job), context=context)
         await asyncio.wait([self._doing, self._left], return_when=asyncio.FIRST_COMPLETED)
         if not self._doing.done():
             log.warning(
