@@ -10,6 +10,7 @@ from typing import Any, Final, cast
 
 from dagresume import words
 from dagresume.clock import to_datetime
+from dagresume.collector import paused
 from dagresume.events import (
     COMPLETED,
     RETRY,
@@ -57,6 +58,11 @@ class Overview:
 
 def overview(loaded: Loaded, now: int, *, drawn: bool = False) -> Overview:
     """Give a run at a glance. `now`: microseconds UTC. `drawn`: with its timeline."""
+    with paused():
+        return _overview(loaded, now, drawn=drawn)
+
+
+def _overview(loaded: Loaded, now: int, *, drawn: bool) -> Overview:
     info = run_info(loaded.row, loaded.holder, loaded, brief=True)
     snapshot = Snapshot(loaded.records)
     live = info.status is RunStatus.RUNNING
