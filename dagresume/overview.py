@@ -69,7 +69,9 @@ def _overview(loaded: Loaded, now: int, *, drawn: bool) -> Overview:
     items = _counted(snapshot, live=live)
     graph = unfolded(loaded.graph)
     uncertain = tuple(_uncertain(info.nodes.values(), graph))
-    problem = next(iter(info.failures), None) or next(iter(uncertain), None) or _asks(info)
+    # what a map tolerates, or a resume tries again, is not why a run was cut off
+    failed = None if info.status is RunStatus.INTERRUPTED else next(iter(info.failures), None)
+    problem = failed or next(iter(uncertain), None) or _asks(info)
     totals = {path: count for path, count in snapshot.counts.items() if isinstance(count, int)}
     facts = _Facts(info, items, totals, snapshot, loaded, uncertain, problem, graph)
     seq = snapshot.last_seq

@@ -246,8 +246,7 @@ def _map(line: Line, cells: int, now: datetime) -> Text:
     """Give the bar of a map or loop, its numbers, its pace and what is left."""
     text = bar(line.counts, line.size, cells)
     told = [f"{line.succeeded:,} of {line.size:,}"]
-    if line.counts["failed"]:
-        told.append(f"{line.counts['failed']:,} failed")
+    told += [f"{line.counts[w]:,} {w}" for w in ("failed", "interrupted", "waiting") if line.counts[w]]
     rate = line.rate(now)
     if line.own in {"running", "pending"} and rate > 0 and line.done < line.size:
         left = math.ceil((line.size - line.done) / rate)

@@ -174,7 +174,6 @@ def test_a_run_that_died_says_whether_going_on_is_safe(write: Write, cli: Cli, s
         "The process died at TIME. Nothing uncertain was under way: resuming is safe."
         " 1 finished path is kept."
     )
-    assert cli("resume last --app states.py:asks").code == 4
 
 
 def test_a_run_that_was_undone_says_how_much_of_it(write: Write, cli: Cli) -> None:
