@@ -465,6 +465,9 @@ def _in_one_view(conn: sqlite3.Connection, job: Callable[[sqlite3.Connection], T
     return found
 
 
+_FEW: Final = 2000  # records
+
+
 def _tail(
     after: int,
     run_id: str | None,
@@ -475,7 +478,10 @@ def _tail(
     where, values = ["seq > ?"], [after]
     if run_id is not None:
         run = conn.execute("SELECT run FROM dagresume_runs WHERE run_id = ?", [run_id]).fetchone()
-        where = ["seq IN (SELECT seq FROM dagresume_events WHERE run = ? AND seq > ?)"]
+        # The index gives all of a run. Who follows it asks for the last few of the journal: look at those.
+        newest = conn.execute("SELECT max(seq) FROM dagresume_events").fetchone()[0] or 0
+        which = "seq IN (SELECT seq FROM dagresume_events WHERE run = ? AND seq > ?)"
+        where = ["+e.run = ? AND seq > ?" if newest - after <= _FEW else which]
         values = [run[0] if run else 0, after]
     if kinds is not None:
         where.append(f"e.kind IN ({', '.join('?' * len(kinds))})")
