@@ -57,3 +57,8 @@ class SystemClock:
 def to_datetime(microseconds: int) -> datetime:
     """Give the aware UTC datetime of a stored time."""
     return _EPOCH + timedelta(microseconds=microseconds)
+
+
+def to_micros(moment: datetime) -> int:
+    """Give an aware datetime as it is stored: microseconds UTC since 1970."""
+    return (moment - _EPOCH) // timedelta(microseconds=1)

@@ -899,6 +899,12 @@ class StoreContract:
         assert await found(status=[]) == []
         assert await found(workflow="W") == []
         assert await found(key="") == []
+        assert await found(starting="r1", limit=3) == [18, 17, 16]
+        assert await found(starting="r18", workflow="v") == [18]
+        assert await found(starting="R18") == await found(starting="r_8") == await found(starting="r%") == []
+        assert await found(since=START, limit=1) == [18]
+        assert await found(since=START + 10**15) == await found(until=START - 10**15) == []
+        assert len(await found(until=START + 10**15)) == 18
         owners = {row.run: owner.session if owner else None for row, owner in await engine.store.find()}
         assert [owners[n] for n in (18, 12, 1)] == [None, engine.session, engine.session]
 

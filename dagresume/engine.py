@@ -10,6 +10,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import replace
+from datetime import datetime
 from functools import partial, wraps
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +20,8 @@ import anyio
 
 from dagresume import codec
 from dagresume.blobs import BlobStore
-from dagresume.clock import Clock, SystemClock, to_datetime
+from dagresume.clock import Clock, SystemClock, to_datetime, to_micros
+from dagresume.contrast import Contrast, contrast
 from dagresume.definition import describe, differences
 from dagresume.errors import (
     AlreadyRunning,
@@ -72,6 +74,7 @@ from dagresume.metrics import Metrics, measured
 from dagresume.migration import migrated, take_over, transformed
 from dagresume.observe import Observer, log, watch
 from dagresume.outcomes import live_result, raise_if_bad, stored_result, undone_result
+from dagresume.overview import Overview, overview
 from dagresume.plan import plan
 from dagresume.planner import Decision
 from dagresume.policy import UNSAID, Budget, Limit
@@ -632,15 +635,37 @@ class Engine:
         """Give what happened to a path each time its run was driven, and why; needs no code."""
         return explain(await self._load(run_id), self._path_of(path))
 
-    @_reads
-    async def get(self, run_id: str, at: int | None = None) -> RunInfo:
-        """Give a run with the state of each of its paths; needs no code. `at`: as it was after the event of
-        this seq.
+    async def contrast(self, first: str, second: str) -> Contrast:
+        """Give what differs between two runs: definition, inputs, statuses, outputs by digest, times, usage;
+        needs no code.
         """
+        loaded = [await self._load(run_id) for run_id in (first, second)]
+        inputs = []
+        for each in loaded:
+            mask = self._mask_of(each)
+            packed = self._shelf.packed_inputs(each)
+            shown = {name: mask.value({name: json.loads(text)})[name] for name, text in packed.items()}
+            inputs.append({name: json.dumps(value, ensure_ascii=False) for name, value in shown.items()})
+        return contrast(loaded[0], loaded[1], (inputs[0], inputs[1]))
+
+    @_reads
+    async def get(self, run_id: str, at: int | None = None, *, nodes: bool = True) -> RunInfo:
+        """Give a run with the state of each of its paths; needs no code. `at`: as it was after the event of
+        this seq. Without `nodes` only what `runs` tells of it, which reads no journal.
+        """
+        if not nodes and at is None:
+            return readable_info(*await self._find(run_id))
         loaded = await self._load(run_id)
         if at is not None:
             return past_info(loaded, at)
         return run_info(loaded.row, loaded.holder, loaded)
+
+    @_reads
+    async def overview(self, run_id: str) -> Overview:
+        """Give a run at a glance: its nodes, its items counted, its timeline, the sentence that says how it
+        is; needs no code.
+        """
+        return overview(await self._load(run_id), self._clock.now())
 
     async def runs(
         self,
@@ -650,16 +675,31 @@ class Engine:
         key: str | None = None,
         limit: int = 100,
         before: str | None = None,
+        starting: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
     ) -> list[RunInfo]:
-        """Give the newest runs that match; `before`: those older than this run id."""
+        """Give the newest runs that match, letter by letter. `before`: those older than this run id;
+        `starting`: those whose id begins so; `since`, `until`: those started then or later, and before that.
+        """
         self._check_open()
         wanted = wanted_statuses(status)
-        older = None if before is None else (await self._load(before)).row.run
-        found = await self._store.find(
-            workflow=workflow, key=key, status=stored_as(wanted), before=older, limit=limit
-        )
-        infos = [readable_info(row, holder) for row, holder in found]
-        return infos if wanted is None else [info for info in infos if info.status in wanted]
+        older = None if before is None else (await self._find(before))[0].run
+        find = partial(
+            self._store.find, workflow=workflow, key=key, status=stored_as(wanted), starting=starting,
+            since=None if since is None else to_micros(since),
+            until=None if until is None else to_micros(until),
+        )  # fmt: skip
+        infos: list[RunInfo] = []
+        # A run whose owner died is stored as running: of what is found, some may not be wanted.
+        while len(infos) < limit:
+            found = await find(before=older, limit=limit)
+            read = [readable_info(row, holder) for row, holder in found]
+            infos += read if wanted is None else [info for info in read if info.status in wanted]
+            if len(found) < limit or wanted is None:
+                break
+            older = found[-1][0].run
+        return infos[:limit]
 
     @_reads
     async def result(self, run_id: str) -> RunResult:
@@ -683,7 +723,7 @@ class Engine:
         `kinds`: only these, such as "execution.auto_resume.skipped".
         """
         self._check_open()
-        number = 0 if run_id is None else (await self._load(run_id)).row.run
+        number = 0 if run_id is None else (await self._find(run_id))[0].run
         while True:
             page = await self._store.tail(after, run_id=run_id, kinds=kinds)
             for of, record in page:
@@ -704,7 +744,7 @@ class Engine:
 
     async def logs(self, run_id: str, *, after: int = 0, limit: int = 1000) -> list[tuple[int, LogLine]]:
         """Give (number, line) of what the nodes of a run logged, in order, those after a number."""
-        await self._load(run_id)
+        await self._find(run_id)
         found = await self._store.logs(run_id, after=after, limit=limit)
         if flaw := next(filter(None, (line_flaw(line) for _, line in found)), None):
             raise unreadable(run_id, flaw)
@@ -1350,6 +1390,16 @@ class Engine:
             loaded = await self._store.load(run_id)
             explain_flaw(run_id, None if loaded is None else run_flaw(loaded), error)
             raise
+
+    async def _find(self, run_id: str) -> tuple[RunRow, Holder | None]:
+        """Give the row of a run without its journal."""
+        self._check_open()
+        found = [
+            each for each in await self._store.find(starting=run_id, limit=2) if each[0].run_id == run_id
+        ]
+        if not found:
+            raise RunNotFound(run_id, self._store.name)
+        return found[0]
 
     async def _load(self, run_id: str) -> Loaded:
         self._check_open()

@@ -39,12 +39,25 @@ from dagresume.graphs import unfolded
 from dagresume.store import Loaded
 from dagresume.workflow import nearest
 
-__all__ = ["Explanation", "Step", "explain"]
+__all__ = ["Explanation", "Received", "Step", "explain"]
 
 Told = Mapping[str, Any]
 _KEPT: Final = frozenset({COPIED, MIGRATED, MOVED, "kept", "resolved", "passed"})
 """Reasons of a completion for which nothing was executed."""
 _CUT_OFF: Final = frozenset({STARTED, INTERRUPTED, CANCELLED})
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What a parameter received: `source` is a path, or `input NAME` for a run input. `digest`: that of what
+    it was then, in hex, None if that is not known. `changed`: whether it was another thing than the time
+    before; None if there was none.
+    """
+
+    parameter: str
+    source: str
+    digest: str | None = None
+    changed: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +68,8 @@ class Step:
     skipped, waited, copied, migrated, moved, kept, resolved, passed, not_reached, and `why`. `changed`: what
     it received that was another thing than before. `attempts`: their numbers; `outcome`: the last status.
     `code`: the hash of its function then, `code_changed` whether that is another than the time before.
+    `received`: what came to it, if it ran or was reused. `cut_at`: when the attempt before was cut off.
+    `seconds`: how long its last attempt took; `error`: what that ended with.
     """
 
     drive: str
@@ -67,6 +82,15 @@ class Step:
     outcome: str | None = None
     code: str | None = None
     code_changed: bool = False
+    received: tuple[Received, ...] = ()
+    cut_at: datetime | None = None
+    seconds: float | None = None
+    error: str | None = None
+
+    @property
+    def sentence(self) -> str:
+        """What was done with the path, and why, as one sentence."""
+        return words.explained(self.did, self.why, self.changed, self.cut_at)
 
     def __str__(self) -> str:
         parts = [f"{words.local_time(self.at)}  {self.drive}: {_sentence(self)}"]
@@ -103,14 +127,15 @@ def explain(loaded: Loaded, path: str) -> Explanation:
     path = normalize("NFC", path)
     graph = unfolded(loaded.graph)
     received = _received(graph, path)
-    _refuse_beyond(loaded, path)
+    snapshot = Snapshot(loaded.records)
+    _refuse_beyond(snapshot, path)
     story = _Story(loaded.records, path, received)
     return Explanation(loaded.row.run_id, path, tuple(story.steps()))
 
 
-def _refuse_beyond(loaded: Loaded, path: str) -> None:
+def _refuse_beyond(snapshot: Snapshot, path: str) -> None:
     """Refuse an item past the end of its map."""
-    snapshot, whole = Snapshot(loaded.records), ""
+    whole = ""
     for node, index in segments(path):
         whole += node
         count = snapshot.counts.get(whole)
@@ -121,11 +146,13 @@ def _refuse_beyond(loaded: Loaded, path: str) -> None:
 
 
 class _Story:
-    def __init__(self, records: Sequence[Record], path: str, received: Mapping[str, str]) -> None:
-        self.path, self.received = path, received
+    def __init__(self, records: Sequence[Record], path: str, received: Mapping[str, tuple[str, str]]) -> None:
+        self.path, self.parameters = path, received
+        self.received = {called: where for called, where in received.values() if where}
+        self.tried = 0  # the seq of the last attempt so far
         self.records = records
         self.codes: Mapping[str, str] = {}
-        watched = {path, *received.values()}
+        watched = {path, *self.received.values()}
         self.own = [record for record in records if record.path in watched]
         self.inputs: Mapping[str, str] = {}
 
@@ -141,7 +168,7 @@ class _Story:
             facts = drive.facts
             self.codes = facts.get("codes", self.codes)
             before, code = code, self.codes.get(names(self.path), self.codes.get("*"))
-            yield self._step(drive, mine, last, before, code)
+            yield self._step(drive, mine, last, before, code, end or self.records[-1].seq or 0)
             last = mine[-1] if mine else last
 
     def _drives(self) -> Iterator[Record]:
@@ -157,7 +184,13 @@ class _Story:
                 forked = False
 
     def _step(
-        self, drive: Record, mine: Sequence[Record], last: Record | None, before: str | None, code: str | None
+        self,
+        drive: Record,
+        mine: Sequence[Record],
+        last: Record | None,
+        before: str | None,
+        code: str | None,
+        end_seq: int,
     ) -> Step:
         facts = drive.facts
         did, why = _did(mine, last)
@@ -168,13 +201,36 @@ class _Story:
             why = "code_changed"
         if did == "ran" and why == "input_changed":
             changed = self._changed(last, mine)
+        tried = next((r.seq or 0 for r in mine if _is_attempt(r)), 0)
+        received: tuple[Received, ...] = ()
+        if did in {"ran", "reused"}:
+            received = tuple(self._came(tried or self.tried, self.tried))
+        self.tried = max((r.seq or 0 for r in mine if _is_attempt(r)), default=self.tried)
+        end = mine[-1] if mine else None
+        if did == "not_reached":
+            changed = tuple(self._missing(end_seq))
         kind = "fork" if "forked_from" in facts else str(facts.get("by", "run"))
         shown = code if code not in {None, "unknown"} else None
         outcome = mine[-1] if mine else last
         return Step(
             kind, drive.seq or 0, to_datetime(drive.at), did, why, changed, attempts,
-            None if outcome is None else _outcome(outcome), shown, other,
+            None if outcome is None else _outcome(outcome), shown, other, received,
+            to_datetime(last.at) if last is not None and why == "interrupted" else None,
+            None if end is None or end.took is None else end.took / 1e6,
+            _error(end) if end is not None and end.kind == FAILED else None,
         )  # fmt: skip
+
+    def _missing(self, seq: int) -> Iterator[str]:
+        """Give what it needs that had given nothing by then."""
+        return (path for path in self.received.values() if self._digest(path, seq) is None)
+
+    def _came(self, now: int, then: int) -> Iterator[Received]:
+        """Give what each parameter received by the attempt of one seq, compared with that of another one."""
+        for parameter, (called, path) in self.parameters.items():
+            digest = self._digest(path, now) if path else None
+            before = self._digest(path, then) if path and then else None
+            changed = digest != before if digest is not None and before is not None else None
+            yield Received(parameter, called, None if digest is None else digest.hex(), changed)
 
     def _changed(self, last: Record | None, mine: Sequence[Record]) -> tuple[str, ...]:
         """Name what the path received that is another thing now: by the digests of its parents, then and
@@ -229,7 +285,7 @@ def _did(mine: Sequence[Record], last: Record | None) -> tuple[str, str | None]:
         return "not_reached", None
     if last.kind == COMPLETED:
         return "reused", "completed"
-    did = {SKIPPED: "skipped", WAITING: "waited"}.get(last.kind, "not_reached")
+    did = {SKIPPED: "skipped", WAITING: "waited", FAILED: "left"}.get(last.kind, "not_reached")
     return did, last.reason if did != "not_reached" else None
 
 
@@ -250,6 +306,11 @@ def _why(mine: Sequence[Record], last: Record | None) -> str:
     return "input_changed"
 
 
+def _error(record: Record) -> str:
+    facts = record.facts
+    return words.error_in_words(facts.get("type", ""), facts.get("message", ""))
+
+
 def _outcome(record: Record) -> str:
     if record.kind == FAILED and record.reason == RETRY:
         return "waiting for its next try"
@@ -259,8 +320,8 @@ def _outcome(record: Record) -> str:
 # -- what a path receives -------------------------------------------------------------------------------
 
 
-def _received(graph: Told, path: str) -> dict[str, str]:
-    """Give what a path receives from other paths: how it is called, and the path it comes from."""
+def _received(graph: Told, path: str) -> dict[str, tuple[str, str]]:
+    """Give for each parameter of a path how what it receives is called, and from which path that is."""
     try:
         steps = segments(path)
     except ValueError as error:
@@ -279,7 +340,7 @@ def _received(graph: Told, path: str) -> dict[str, str]:
         outer = dict(_sources(told, prefix, index, outer, found))
         if n + 1 < len(steps):
             prefix += node + ("" if index is None else f"[{index}]") + "/"
-    return {called: where for called, where in outer.values() if where}
+    return outer
 
 
 def _sources(

@@ -131,6 +131,18 @@ class Outputs(Mapping[str, Any]):
             return codec.unpack(self._fetch([cell])[0], types)
         return codec.unpack_many(self._texts(cell), types)
 
+    def packed(self, path: str) -> str:
+        """Give an output as it is stored, JSON with tagged forms: for looking at it without its classes."""
+        path = normalize("NFC", path)
+        cell = self._cells.get(path)
+        if cell is None:
+            cell, _ = self._item(path)
+        if isinstance(cell, str):
+            return cell
+        if isinstance(cell, Stored):
+            return self._fetch([cell])[0]
+        return f"[{','.join(self._texts(cell))}]"
+
     def _item(self, path: str) -> tuple[Cell, codec.Types]:
         try:
             (node, index), *inner = segments(path)

@@ -87,9 +87,9 @@ class Shelf:
         inputs are read when something is to be hidden.
         """
         names = Snapshot(r for r in loaded.records if r.kind in {RUN_CREATED, RUN_CLAIMED}).secrets | secrets
-        return Mask(names, partial(self._packed_inputs, loaded)) if names else NO_SECRETS
+        return Mask(names, partial(self.packed_inputs, loaded)) if names else NO_SECRETS
 
-    def _packed_inputs(self, loaded: Loaded) -> dict[str, str]:
+    def packed_inputs(self, loaded: Loaded) -> dict[str, str]:
         text, blob = _given(loaded)
         if blob is not None:
             (text,) = self.fetch_now(loaded.row.run_id, [blob])

@@ -372,10 +372,18 @@ class SQLiteStore:
         status: Sequence[str] | None = None,
         before: int | None = None,
         due: int | None = None,
+        starting: str | None = None,
+        since: int | None = None,
+        until: int | None = None,
         limit: int = 100,
     ) -> list[tuple[RunRow, Holder | None]]:
         """Give the rows of runs, newest first, that match all of what is given."""
-        wanted = {"workflow = ?": workflow, "key = ?": key, "run < ?": before, "wake_at <= ?": due}
+        wanted = {
+            "workflow = ?": workflow, "key = ?": key, "run < ?": before, "wake_at <= ?": due,
+            "created_at >= ?": since, "created_at < ?": until, "run_id >= ?": starting,
+            # no LIKE: it takes a wildcard for one, and capitals for small letters
+            "run_id < ?": None if starting is None else starting + chr(0x10FFFF),
+        }  # fmt: skip
         return await self._read(
             partial(self._find, {k: v for k, v in wanted.items() if v is not None}, status, limit)
         )

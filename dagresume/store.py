@@ -387,11 +387,16 @@ class Store(Protocol):
         status: Sequence[str] | None = None,
         before: int | None = None,
         due: int | None = None,
+        starting: str | None = None,
+        since: int | None = None,
+        until: int | None = None,
         limit: int = 100,
     ) -> list[tuple[RunRow, Holder | None]]:
-        """Give the rows of runs, newest first, that match all of what is given.
+        """Give the rows of runs, newest first, that match all of what is given, letter by letter.
 
         `before`: only runs with a smaller number. `due`: only those that are to be woken by then.
+        `starting`: only those whose run id begins with this. `since`, `until`: only those made then or later,
+        and earlier than that.
         """
 
     async def tail(
@@ -851,9 +856,13 @@ class MemoryStore:
         status: Sequence[str] | None = None,
         before: int | None = None,
         due: int | None = None,
+        starting: str | None = None,
+        since: int | None = None,
+        until: int | None = None,
         limit: int = 100,
     ) -> list[tuple[RunRow, Holder | None]]:
         """Give the rows of runs, newest first, that match all of what is given."""
+        made = (since or 0, until or 1 << 63)
         matching = (
             row
             for row in reversed(self._book.rows.values())
@@ -862,6 +871,8 @@ class MemoryStore:
             and (status is None or row.status in status)
             and (before is None or row.run < before)
             and (due is None or (row.wake_at is not None and row.wake_at <= due))
+            and (starting is None or row.run_id.startswith(starting))
+            and made[0] <= row.created_at < made[1]
         )
         return [(row, self._holder(row)) for row in islice(matching, limit)]
 

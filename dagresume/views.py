@@ -87,15 +87,22 @@ _OF_THE_TIME = frozenset({"status", "reason", "finished_at"})
 
 
 def run_info(
-    row: RunRow, holder: Holder | None, loaded: Loaded | None = None, *, past: bool = False
+    row: RunRow,
+    holder: Holder | None,
+    loaded: Loaded | None = None,
+    *,
+    past: bool = False,
+    brief: bool = False,
 ) -> RunInfo:
-    """Give a run as people see it. `past`: as it was once, whoever owned it then."""
+    """Give a run as people see it. `past`: as it was once, whoever owned it then. `brief`: items that have
+    completed are left out.
+    """
     status, reason = RunStatus(row.status), row.reason
     if status is RunStatus.RUNNING and not past and (holder is None or not holder.alive):
         status, reason = RunStatus.INTERRUPTED, "owner_died"
     elif status is RunStatus.ROLLING_BACK and holder is not None and not holder.alive:
         reason = "owner_died"
-    nodes = {} if loaded is None else _nodes(loaded, live=status is RunStatus.RUNNING)
+    nodes = {} if loaded is None else _nodes(loaded, live=status is RunStatus.RUNNING, brief=brief)
     failures = {
         p: n.failure for p, n in nodes.items() if n.failure is not None and n.status is NodeStatus.FAILED
     }
@@ -118,14 +125,14 @@ def _parent(loaded: Loaded | None) -> str | None:
     return found
 
 
-def _nodes(loaded: Loaded, *, live: bool) -> dict[str, NodeInfo]:
+def _nodes(loaded: Loaded, *, live: bool, brief: bool) -> dict[str, NodeInfo]:
     """Give the state of every path that has one, and of the nodes that have none yet; definition order, items
     after.
     """
     snapshot = Snapshot(loaded.records)
     graph = unfolded(loaded.graph)
     of: dict[str, list[str]] = {}
-    for path in snapshot.paths:
+    for path in _worth_telling(snapshot) if brief else snapshot.paths:
         of.setdefault(segments(path)[0][0], []).append(path)
     nodes: dict[str, NodeInfo] = {}
     for node in graph["nodes"]:
@@ -143,6 +150,16 @@ def _nodes(loaded: Loaded, *, live: bool) -> dict[str, NodeInfo]:
                 found = _half_undone(found, undo)
             nodes[path] = found
     return nodes
+
+
+def _worth_telling(snapshot: Snapshot) -> list[str]:
+    """Give the paths without the items that have completed, but with those around what has not."""
+    kept = {path for path in snapshot.paths if not path.endswith("]")}
+    for path, _ in snapshot.unfinished():
+        kept.add(path)
+        kept.update(around for around in enclosing(path) if around in snapshot.paths)
+    kept.update(path for path in snapshot.undone if path in snapshot.paths)
+    return list(kept)
 
 
 def _half_undone(node: NodeInfo, undo: Record) -> NodeInfo:

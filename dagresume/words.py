@@ -5,25 +5,40 @@ Keys are the machine-readable words of decisions, paths and runs. A word without
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
 __all__ = [
     "DECISIONS",
     "EXPLAINED",
+    "HEADLINES",
     "NODE_REASONS",
     "RUN_REASONS",
+    "all_completed",
     "amount",
+    "cancelled",
     "counted",
+    "cut_off",
     "decision",
     "duration",
+    "error_in_words",
+    "explained",
+    "listed",
     "local_time",
+    "local_time_of",
+    "map_progress",
+    "needs",
     "node_reason",
     "one_line",
+    "rolled_back",
     "run_reason",
+    "running",
+    "short_time",
     "size",
+    "stopped",
     "usage",
+    "waits",
 ]
 
 DECISIONS: Final[Mapping[tuple[str, str], str]] = {
@@ -176,9 +191,31 @@ EXPLAINED: Final[Mapping[tuple[str, str], str]] = {
     ("passed", ""): "not executed: the item above gave nothing to call it with",
     ("not_reached", ""): "not reached",
     ("failed", ""): "failed",
+    ("left", ""): "left as it was: it had failed",
     ("undone", ""): "undone",
 }
 """(what was done, why) of a path in a time its run was driven → the same in words."""
+
+
+_DONE: Final[Mapping[tuple[str, str], str]] = {
+    ("ran", "new"): "Ran: no checkpoint.",
+    ("ran", "asked"): "Ran again: a person asked.",
+    ("reused", "completed"): "Reused: completed and its input has not changed.",
+    ("skipped", "condition"): "Its condition was false.",
+}
+
+
+def explained(did: str, why: str | None, changed: Sequence[str], cut_at: datetime | None) -> str:
+    """Give the sentence for what was done with a path once, and why."""
+    if did == "not_reached" and changed:
+        return f"Not reached: needs {listed(changed)}."
+    if did == "ran" and changed:
+        return f"Ran again: its input from {listed(changed)} changed."
+    if did == "ran" and cut_at is not None:
+        return f"Ran again: cut off at {local_time(cut_at)}."
+    told = _DONE.get((did, why or "")) or EXPLAINED.get((did, why or "")) or EXPLAINED.get((did, ""))
+    told = told or (f"{_bare(did)}: {_bare(why)}" if why else _bare(did))
+    return f"{told[0].upper()}{told[1:].rstrip('.')}."
 
 
 def decision(action: str, reason: str) -> str:
@@ -198,6 +235,137 @@ def run_reason(reason: str | None) -> str:
 
 def _bare(word: str) -> str:
     return word.replace("_", " ")
+
+
+# -- how a run is, in one sentence ----------------------------------------------------------------------
+
+HEADLINES: Final[Mapping[str, str]] = {
+    "pending": "Waits for its turn: nobody has begun with it.",
+    "between": "Under way; no node is running at this moment.",
+    "waiting": "Waits: see which node, and what for.",
+    "failed": "Stopped: {reason}.",
+    "rolling_back": "Undoing: {} of {} completed steps are undone, newest first.",
+}
+"""Sentences about a run that need no more than their numbers."""
+
+
+def map_progress(node: str, done: int, total: int, running: int) -> str:
+    """Say how far the map is that a run is at."""
+    return f"{node}: {done:,} of {total:,} done, {running:,} running."
+
+
+def running(nodes: Sequence[str]) -> str:
+    """Say which nodes run."""
+    return f"{listed(nodes)} {'is' if len(nodes) == 1 else 'are'} running."
+
+
+def waits(node: str, reason: str, what: str | None, due: datetime | None) -> str:
+    """Say what a node waits for, and until when."""
+    expires = f" Expires at {local_time(due)}." if due is not None else ""
+    if reason == "approval":
+        return f"{node} asks you: {what or 'approve it?'}{expires}"
+    if reason == "event":
+        return f"{node} waits for the signal {what}.{expires}"
+    if reason == "held":
+        return f"{node} is held for you: its input changed, and it is not idempotent."
+    if due is not None:
+        why = "is tried again" if reason == "retry" else "waits until"
+        return f"{node} {why} {'at ' if reason == 'retry' else ''}{local_time(due)}."
+    return f"{node} waits."
+
+
+def all_completed(count: int, seconds: float, reused: int, saved: float, cost: float, tolerated: int) -> str:
+    """Say that a run has completed, what was tolerated, and what resuming it saved."""
+    told = f"{'All ' if count != 1 else ''}{counted(count, 'path')} completed in {duration(seconds)}"
+    if tolerated:
+        told += f"; {counted(tolerated, 'failed item')} {'was' if tolerated == 1 else 'were'} tolerated"
+    if not reused:
+        return f"{told}."
+    money = f" and {amount(cost)} in cost" if cost else ""
+    kept = f"{reused:,} {'was' if reused == 1 else 'were'} reused by the last resume"
+    return f"{told}; {kept}, which saved {duration(saved)} of work{money}."
+
+
+def error_in_words(kind: str, message: str) -> str:
+    """Give an error as a part of a sentence."""
+    told = one_line(message, 100).rstrip(".")
+    name = kind.removeprefix("dagresume.errors.").removeprefix("builtins.")
+    return f"{name}: {told}" if name and told else name or told or "it failed"
+
+
+def stopped(path: str, error: str, attempts: int, others: int, blocked: int, *, everything: bool) -> str:
+    """Say where a run has failed and what became of the rest."""
+    tries = f", all {attempts} attempts are used" if attempts > 1 else ""
+    more = f" {counted(others, 'other path')} failed too." if others else ""
+    behind = f" {counted(blocked, 'node')} behind it did not run" if blocked else ""
+    rest = "every other branch finished" if everything else "the others were stopped"
+    end = f"{behind}; {rest}." if behind else f" {rest[0].upper()}{rest[1:]}."
+    return f"Stopped at {path}: {error}{tries}.{more}{end}"
+
+
+def cut_off(moment: datetime, uncertain: Sequence[str], kept: int, *, died: bool, reason: str | None) -> str:
+    """Say that a run was cut off, and whether going on is safe."""
+    at = local_time(moment)
+    was = "was" if len(uncertain) == 1 else "were"
+    while_ = f" while {listed(uncertain)} {was} running" if uncertain else ""
+    if died:
+        told = f"The process died at {at}{while_}."
+    else:
+        why = run_reason(reason)
+        told = f"Interrupted at {at}{while_}{f': {why}' if why else ''}."
+    if uncertain:
+        effect = "its effect" if len(uncertain) == 1 else "their effects"
+        told += f" Nobody knows yet whether {effect} happened, so nothing goes on by itself."
+    else:
+        told += " Nothing uncertain was under way: resuming is safe."
+    return f"{told} {_finished(kept)}"
+
+
+def _finished(kept: int) -> str:
+    return f"{counted(kept, 'finished path')} {'is' if kept == 1 else 'are'} kept."
+
+
+def cancelled(by: str, moment: datetime, kept: int) -> str:
+    """Say who stopped a run, and what that means."""
+    who = f" by {by}" if by else ""
+    return f"Cancelled{who} at {local_time(moment)}. {_finished(kept)} It never resumes by itself."
+
+
+def rolled_back(by: str, undone: int, of: int, left: Sequence[str]) -> str:
+    """Say what was undone and what was not."""
+    who = f" by {by}" if by else ""
+    rest = f"; {len(left):,} could not be undone: {listed(left)}" if left else ""
+    return f"Rolled back{who}: {undone:,} of {of:,} undone{rest}."
+
+
+_NEEDS: Final[Mapping[str, str]] = {
+    "approval": "an answer",
+    "held": "a decision",
+    "uncertain": "a decision",
+    "event": "a signal",
+    "budget": "a larger budget",
+    "failed": "a look",
+    "interrupted": "a resume",
+    "rolling_back": "a rollback",
+}
+
+
+def needs(status: str, reason: str | None) -> str:
+    """Say what a run needs of a person, and why; empty if it needs nothing."""
+    told = run_reason(reason)
+    if status == "rolling_back" and reason is None:
+        return ""
+    need = _NEEDS.get(reason or "") if status in {"waiting", "interrupted", "failed"} else None
+    need = need or _NEEDS.get(status)
+    if need is None:
+        return told if status == "waiting" else ""
+    return f"needs {need}: {told}" if told else f"needs {need}"
+
+
+def listed(paths: Sequence[str], most: int = 3) -> str:
+    """Give the first few of some names: `a, b, c and 7 more`."""
+    named = ", ".join(paths[:most])
+    return f"{named} and {len(paths) - most:,} more" if len(paths) > most else named
 
 
 # -- amounts and times ----------------------------------------------------------------------------------
@@ -223,6 +391,16 @@ def duration(seconds: float | None) -> str:
 def local_time(moment: datetime | None) -> str:
     """Give a time as a clock on the wall here shows it, to the second; empty for None."""
     return "" if moment is None else f"{moment.astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def local_time_of(microseconds: int) -> str:
+    """Give a stored time (microseconds UTC) as a clock on the wall here shows it, without the date."""
+    return f"{datetime.fromtimestamp(microseconds / 1e6).astimezone():%H:%M:%S}"
+
+
+def short_time(moment: datetime | None) -> str:
+    """Give a time in the year that it is, without the year: `12-01 13:06`; empty for None."""
+    return "" if moment is None else f"{moment.astimezone():%m-%d %H:%M}"
 
 
 def amount(value: float) -> str:

@@ -36,13 +36,24 @@ COMMANDS: Final = {
         "Show what a resume would do with each path, why, and what it saves; nothing is executed.",
     ),
     "rollback": ("undoing", "Undo what a run has done, the last first; with --to only what is below a path."),
-    "list": ("reading", "List the runs, newest first."),
-    "show": ("reading", "Show one run: the state of each node, and what failed."),
+    "list": ("listing", "List the runs, newest first."),
+    "show": (
+        "showing",
+        "Show one run: how it is, the state of each node, when they were at work, and what failed.",
+    ),
+    "watch": (
+        "watching",
+        "Watch a run while it goes on, whichever process drives it; ends when the run does.",
+    ),
     "explain": (
-        "reading",
+        "explaining",
         "Explain one path: what was done with it each time the run was driven, and why.",
     ),
-    "cancel": ("reading", "Cancel a run; it never resumes by itself after that."),
+    "diff": (
+        "diffing",
+        "Say what differs between two runs: definition, inputs, statuses, outputs; and how long nodes took.",
+    ),
+    "cancel": ("cancelling", "Cancel a run; it never resumes by itself after that."),
     "approve": ("letters", "Approve what a run waits for, or that a held path runs again."),
     "reject": ("letters", "Reject what a run waits for: an approval fails; a held path keeps what it gave."),
     "signal": (
@@ -58,7 +69,7 @@ COMMANDS: Final = {
         "recovering",
         "List what was decided about runs: taken up, by whom, ended, resumed by itself or not, and why.",
     ),
-    "logs": ("reading", "Print what the nodes of a run logged."),
+    "logs": ("logs", "Print what the nodes of a run logged; -f goes on with what comes."),
     "prune": (
         "keeping",
         "Delete runs that ended long ago, with all that belongs to them; what may go on is never touched.",

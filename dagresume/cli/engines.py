@@ -23,12 +23,10 @@ from dagresume.cli.screen import heard, line, warn
 from dagresume.engine import Engine
 from dagresume.errors import RunNotFound
 from dagresume.peek import peek
-from dagresume.views import RunInfo
 
 if TYPE_CHECKING:
     from dagresume.policy import Limit
     from dagresume.results import RunResult
-    from dagresume.views import RunInfo
     from dagresume.workflow import Workflow
 
 __all__ = ["file_of", "finished", "mode_of", "opened", "resolve", "work"]
@@ -37,6 +35,7 @@ T = TypeVar("T")
 GRACE: Final = 3.0
 """Seconds that functions under way are given when a person interrupts."""
 PAGE: Final = 1000
+_INTERRUPTING: Final = f"interrupting: what is under way has {GRACE:g} s to end; once more stops at once"
 _NAME_IT: Final = "Name the one that holds the run with --db (or DAGRESUME_DB)."
 _UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
@@ -133,7 +132,7 @@ async def resolve(engine: Engine, word: str, db: str) -> str:
     start = word.strip().lower()
     if _UUID.fullmatch(start):
         return start
-    found = [info async for info in _all(engine) if start and info.run_id.startswith(start)]
+    found = await engine.runs(starting=start, limit=PAGE) if start else []
     if len(found) == 1:
         return found[0].run_id
     if not found:
@@ -143,22 +142,14 @@ async def resolve(engine: Engine, word: str, db: str) -> str:
     raise Problem(f"{len(found)} runs begin with {start!r}: {shown}{more}. Give more of the id.")
 
 
-async def _all(engine: Engine) -> AsyncIterator[RunInfo]:
-    before = None
-    while page := await engine.runs(limit=PAGE, before=before):
-        for info in page:
-            yield info
-        before = page[-1].run_id
-
-
 # -- interrupts -----------------------------------------------------------------------------------------
 
 
 class _Interrupts:
     """The first SIGINT or SIGTERM ends the work cleanly, the second one ends the process."""
 
-    def __init__(self) -> None:
-        self.count = 0
+    def __init__(self, told: str) -> None:
+        self.count, self._told = 0, told
         self._task = asyncio.current_task()
         self._loop = asyncio.get_running_loop()
 
@@ -169,7 +160,7 @@ class _Interrupts:
         self._loop.call_soon_threadsafe(self._stop)
 
     def _stop(self) -> None:
-        warn(f"interrupting: what is under way has {GRACE:g} s to end; once more stops at once")
+        warn(self._told)
         if self._task is not None:
             self._task.cancel()
 
@@ -193,16 +184,17 @@ def _leave() -> None:
     os._exit(INTERRUPTED)
 
 
-def work(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+def work(make: Callable[[], Coroutine[Any, Any, T]], interrupted: str = _INTERRUPTING) -> T:
     """Run an asynchronous command to its end; KeyboardInterrupt if a person ended it without a result.
+    `interrupted`: what that person is told.
 
     Where a loop runs already, as in a notebook, it has a thread and a loop of its own.
     """
     begun: list[_Interrupts] = []
     if not is_loop_running():
-        return _worked(make, begun)
+        return _worked(make, begun, interrupted)
     with ThreadPoolExecutor(1, "dagresume command") as thread:
-        result = thread.submit(copy_context().run, _worked, make, begun)
+        result = thread.submit(copy_context().run, _worked, make, begun, interrupted)
         try:
             return result.result()
         except KeyboardInterrupt:
@@ -211,9 +203,9 @@ def work(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
             return result.result()
 
 
-def _worked(make: Callable[[], Coroutine[Any, Any, T]], begun: list[_Interrupts]) -> T:
+def _worked(make: Callable[[], Coroutine[Any, Any, T]], begun: list[_Interrupts], told: str) -> T:
     async def watched() -> T:
-        interrupts = _Interrupts()
+        interrupts = _Interrupts(told)
         begun.append(interrupts)
         try:
             with interrupts.listening():

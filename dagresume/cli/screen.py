@@ -14,24 +14,28 @@ from typing import Any, Final
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from dagresume import codec, words
 from dagresume.masks import NO_SECRETS, without_passwords
 
 __all__ = [
+    "GLYPHS",
     "STYLES",
     "clean",
     "heard",
+    "is_wide",
     "line",
     "out",
+    "paragraph",
     "picture",
     "print_json",
     "print_traceback",
     "rows",
     "say",
+    "status",
     "warn",
+    "width",
 ]
 
 STYLES: Final[Mapping[str, str]] = {
@@ -60,6 +64,22 @@ _SEQUENCE: Final = re.compile(
     re.DOTALL,
 )
 _EVENT: Final = re.compile(r"^event=(['\"])(.*?)\1(?= \w+=|$)")  # as structlog renders the message
+GLYPHS: Final[Mapping[str, str]] = {
+    "pending": "·",
+    "running": "▶",
+    "rolling_back": "↩",
+    "waiting": "‖",
+    "completed": "✓",
+    "failed": "×",
+    "interrupted": "?",
+    "skipped": "»",
+    "upstream_failed": "←",
+    "cancelled": "■",
+    "compensated": "↩",
+    "rolled_back": "↩",
+}
+"""Shape of a status, as the page draws it: no two that differ in colour alone."""
+_ROOMY: Final = 110
 _LEAST: Final = 24  # columns that the last cell of a row needs
 _WIDE: Final = 100_000  # columns of what is not a terminal: nothing is cut
 _UNSEEN: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
@@ -132,27 +152,62 @@ def _assembled(parts: Iterable[str | tuple[str, str]]) -> Text:
     )
 
 
+def width() -> int:
+    """Give the columns of the terminal; of what is none, more than any line has."""
+    return out().width
+
+
+def is_wide() -> bool:
+    """Say whether whole run ids and times have room beside everything else."""
+    return out().width >= _ROOMY
+
+
+def status(word: str) -> str:
+    """Give a status with its glyph: shape and word, then colour."""
+    return f"{GLYPHS.get(word, ' ')} {word}"
+
+
 def rows(headers: Sequence[str], cells: Iterable[Sequence[str]], *, styled: int | None = None) -> None:
-    """Print a table; column `styled` holds words that have a style. A terminal folds the last column."""
+    """Print a table; column `styled` holds words that have a style. A terminal folds the last column, or
+    where it is too narrow for that, gives it a line of its own.
+    """
     console = out()
     body = [[clean(cell) for cell in row] for row in cells]
     widths = [max(map(cell_len, column)) for column in zip(headers, *body, strict=True)]
-    if sum(widths[:-1]) + 2 * len(widths) + _LEAST > console.width:
-        console.width = _WIDE  # too narrow for columns: the terminal itself folds the lines
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for header in headers:
-        table.add_column(header, no_wrap=header != headers[-1])
+    room = console.width - sum(widths[:-1]) - 2 * (len(widths) - 1)
+    below = room < min(_LEAST, widths[-1])
+    lines = [_row(headers, widths, None)]
+    lines[0].stylize("bold")
     for row in body:
-        made = [Text(cell) for cell in row]
-        if styled is not None:
-            made[styled].stylize(STYLES.get(row[styled], ""))
-        table.add_row(*made)
-    with console.capture() as captured:
-        console.print(table, soft_wrap=False)
-    text = captured.get()
-    if not console.is_terminal:  # no blanks that only fill the last column
-        text = "".join(f"{row.rstrip()}\n" for row in text.splitlines())
-    console.file.write(text)
+        folded = [Text(row[-1])] if below or cell_len(row[-1]) <= room else _wrapped(row[-1], room, console)
+        lines.append(_row([*row[:-1], "" if below else folded[0].plain], widths, styled))
+        indent = 4 if below else sum(widths[:-1]) + 2 * (len(widths) - 1)
+        rest = _wrapped(row[-1], console.width - 4, console) if below and row[-1] else folded[1:]
+        lines += [Text(" " * indent + each.plain.rstrip()) for each in rest]
+    console.print(Text("\n").join(lines))
+
+
+def _wrapped(text: str, room: int, console: Console) -> list[Text]:
+    return list(Text(text).wrap(console, max(room, 10), no_wrap=False)) or [Text("")]
+
+
+def _row(cells: Sequence[str], widths: Sequence[int], styled: int | None) -> Text:
+    """Give a line of a table; without blanks that only fill the last column."""
+    last = max((n for n, cell in enumerate(cells) if cell), default=0)
+    made = Text()
+    for n, cell in enumerate(cells[: last + 1]):
+        style = STYLES.get(cell.split(" ", 1)[-1], STYLES.get(cell, "")) if n == styled else ""
+        pad = "" if n == last else " " * (widths[n] - cell_len(cell) + 2)
+        made.append(cell, style or None)
+        made.append(pad)
+    return made
+
+
+def paragraph(text: str, indent: int = 2, style: str = "") -> None:
+    """Print a sentence, folded at words on a terminal."""
+    console = out()
+    for each in _wrapped(clean(text), console.width - indent, console):
+        console.print(Text(" " * indent + each.plain.rstrip(), style=style))
 
 
 def print_traceback(error: BaseException) -> None:
@@ -180,10 +235,10 @@ def heard() -> None:
 # -- programs -------------------------------------------------------------------------------------------
 
 
-def print_json(value: Any) -> None:
+def print_json(value: Any, indent: int | None = 2) -> None:
     """Print a value as strict JSON: what JSON has no word for is drawn by `codec.plain`."""
     shown = NO_SECRETS.value(codec.plain(value))
-    text = json.dumps(shown, ensure_ascii=False, allow_nan=False, indent=2)
+    text = json.dumps(shown, ensure_ascii=False, allow_nan=False, indent=indent)
     sys.stdout.write(f"{_UNSAFE.sub(_escaped, text)}\n")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dagresume import codec, words
 from dagresume.cli.command import FAILED, INTERRUPTED, WAITING, Here
 from dagresume.cli.screen import STYLES, clean, line, picture, print_json, say
-from dagresume.errors import NoOutput
+from dagresume.errors import DagresumeError, NoOutput
 from dagresume.events import UNDO_FAILED_REASON, RunStatus, segments
 
 if TYPE_CHECKING:
@@ -20,7 +21,16 @@ if TYPE_CHECKING:
     from dagresume.views import RunInfo
     from dagresume.workflow import Workflow
 
-__all__ = ["as_failure", "as_run", "code_of", "print_failures", "print_next", "report", "status_line"]
+__all__ = [
+    "as_failure",
+    "as_run",
+    "code_of",
+    "print_failures",
+    "print_next",
+    "report",
+    "shown_output",
+    "status_line",
+]
 
 MOST_FAILURES: Final = 10
 _CODES: Final[Mapping[RunStatus, int]] = {
@@ -106,6 +116,16 @@ def hidden(result: RunResult, node: str) -> Any:
     """Give a picture of an output in which nothing stands that the workflow keeps secret."""
     (shown,) = result.mask.value({node: codec.plain(result.outputs[node])}).values()
     return shown
+
+
+def shown_output(result: RunResult, path: str) -> Any:
+    """Give a picture of what a path returned; of a class that is not known here, as it is stored."""
+    try:
+        return hidden(result, path)
+    except NoOutput:
+        raise
+    except DagresumeError:
+        return result.mask.value(json.loads(result.outputs.packed(path)))
 
 
 # -- failures -------------------------------------------------------------------------------------------

@@ -15,12 +15,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dagresume.cli.command import Problem
+from dagresume.cli.command import Here, Problem
 from dagresume.errors import DagresumeError
 from dagresume.policy import Limit
 from dagresume.workflow import Workflow
 
-__all__ = ["apps", "inputs_of", "limits_of", "one_workflow", "workflows"]
+__all__ = ["apps", "here_of", "inputs_of", "limits_of", "one_workflow", "workflows"]
 
 
 _OF_PYTHON = sys.stdlib_module_names - {"test"}  # which nothing imports
@@ -172,6 +172,15 @@ def apps(given: Sequence[str] | None) -> list[str]:
         return list(given)
     variable = os.environ.get("DAGRESUME_APP", "").strip()
     return _separate(variable) if variable else _of_project(Path("pyproject.toml"))
+
+
+def here_of(db: str) -> Here:
+    """Give what the commands that are named must be told: where the code is, unless it is known."""
+    try:
+        known = bool(apps(None))
+    except Problem:
+        known = False
+    return Here(db, () if known else ("TARGET",))
 
 
 def _separate(text: str) -> list[str]:

@@ -138,10 +138,17 @@ def test_explain_says_what_was_done_each_time_and_why(failed: str, place: Path, 
     (place / "mended").touch()
     cli("resume last --app flow.py")
     done = cli("explain last score[2]")
-    head, *steps = done.out.splitlines()
+    head, first, second, returned = done.out.split("\n\n")
     assert head == f"score[2] in run {failed}"
-    assert "run: ran: nothing of it was recorded yet; attempt 1; failed" in steps[0]
-    assert "resume: ran again: it had failed; attempt 2; completed" in steps[1]
+    assert re.search(
+        r"1\. run .*\n    Ran: no checkpoint\.\n    attempt 1: failed\n      ValueError: no score for 2",
+        first,
+    )
+    assert re.search(
+        r"2\. resume .*\n    Ran again: it had failed\.\n    attempt 2: completed after ", second
+    )
+    assert re.search(r"^    x +names +[0-9a-f]{12} +not changed$", second, re.MULTILINE)
+    assert returned.split() == ["Returned", "4"]
     found = cli("explain last score[0] --json").json
     assert [(step["drive"], step["did"]) for step in found["steps"]] == [("run", "ran"), ("resume", "reused")]
 

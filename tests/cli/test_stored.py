@@ -96,7 +96,7 @@ def test_a_table_in_a_pipe_is_not_cut(write: Write, shell: Cli) -> None:
     assert shell("run", "quick.py", "--key", key).code == 0
     done = shell("list", COLUMNS="80")
     [header, row] = done.out.splitlines()
-    assert header.split() == ["run", "workflow", "key", "status", "created", "lasted", "because"]
+    assert header.split() == ["run", "workflow", "key", "status", "created", "lasted", "needs"]
     assert key in row
     assert "completed" in row
     assert "\x1b" not in done.out
@@ -111,12 +111,14 @@ def test_show_tells_of_each_node_and_of_what_failed(failed: str, place: Path, cl
     assert done.code == 0
     assert f"run {failed} of pipeline: failed (a node failed)" in done.out
     assert "key night" in done.out
-    assert re.search(r"^score +failed .* 4 items: 3 completed, 1 failed$", done.out, re.MULTILINE)
-    assert re.search(r"^report +upstream_failed +Something it needs has failed\.$", done.out, re.MULTILINE)
+    assert re.search(r"^score +× failed .* 4 items: 3 completed, 1 failed$", done.out, re.MULTILINE)
+    assert re.search(r"^report +← upstream_failed +Something it needs has failed\.$", done.out, re.MULTILINE)
     assert "× score[2] failed: ValueError: no score for 2" in done.out
     assert re.search(r'File ".*flow.py", line \d+, in score', done.out)
     assert "score[1]" not in done.out
-    assert re.search(r"^score\[1\] +completed +1 ", cli("show last --items").out, re.MULTILINE)
+    assert "Stopped at score[2]: ValueError: no score for 2. 1 node behind it did not run;" in done.out
+    assert f"First problem: score[2]  dagresume explain {failed} 'score[2]'" in done.out
+    assert re.search(r"^score\[1\] +✓ completed +1 ", cli("show last --items").out, re.MULTILINE)
 
 
 def test_show_as_json(failed: str, cli: Cli) -> None:
@@ -192,7 +194,7 @@ def test_nothing_stored_reaches_the_terminal_as_a_control_code(
 
 def test_no_color_is_honoured(failed: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert "\x1b[1;31mfailed" in cli("list").out
+    assert "\x1b[1;31m× failed" in cli("list").out
     monkeypatch.setenv("NO_COLOR", "1")
     assert "31mfailed" not in cli("list").out
 
