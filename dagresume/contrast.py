@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from dagresume.definition import differences
 from dagresume.events import COMPLETED, Snapshot
+from dagresume.masks import Mask
 from dagresume.store import Loaded
 from dagresume.timeline import timeline
 from dagresume.views import RunInfo, run_info
@@ -37,6 +39,20 @@ class Contrast:
     outputs: Sequence[Change]
     seconds: Mapping[str, tuple[float, float]]
     used: Mapping[str, tuple[float, float]]
+
+    def masked(self, masks: Sequence[Mask]) -> Contrast:
+        """Give the same without the secrets of the two runs. That two secrets differ is told."""
+
+        def hidden(mask: Mask, name: str, text: str | None) -> str | None:
+            if text is None:
+                return None
+            return json.dumps(mask.value({name: json.loads(text)})[name], ensure_ascii=False)
+
+        inputs = [
+            Change(c.name, hidden(masks[0], c.name, c.first), hidden(masks[1], c.name, c.second))
+            for c in self.inputs
+        ]
+        return replace(self, inputs=inputs)
 
     @property
     def same(self) -> bool:

@@ -639,14 +639,11 @@ class Engine:
         """Give what differs between two runs: definition, inputs, statuses, outputs by digest, times, usage;
         needs no code.
         """
-        loaded = [await self._load(run_id) for run_id in (first, second)]
-        inputs = []
-        for each in loaded:
-            mask = self._mask_of(each)
-            packed = self._shelf.packed_inputs(each)
-            shown = {name: mask.value({name: json.loads(text)})[name] for name, text in packed.items()}
-            inputs.append({name: json.dumps(value, ensure_ascii=False) for name, value in shown.items()})
-        return contrast(loaded[0], loaded[1], (inputs[0], inputs[1]))
+        async with self._reading(first), self._reading(second):
+            loaded = [await self._load(run_id) for run_id in (first, second)]
+            inputs = [self._shelf.packed_inputs(each) for each in loaded]
+            found = contrast(loaded[0], loaded[1], (inputs[0], inputs[1]))
+            return found.masked([self._mask_of(each) for each in loaded])
 
     @_reads
     async def get(self, run_id: str, at: int | None = None, *, nodes: bool = True) -> RunInfo:
@@ -661,11 +658,11 @@ class Engine:
         return run_info(loaded.row, loaded.holder, loaded)
 
     @_reads
-    async def overview(self, run_id: str) -> Overview:
-        """Give a run at a glance: its nodes, its items counted, its timeline, the sentence that says how it
-        is; needs no code.
+    async def overview(self, run_id: str, *, timeline: bool = False) -> Overview:
+        """Give a run at a glance: its nodes, its items counted, the sentence that says how it is; with its
+        `timeline` if asked. Needs no code.
         """
-        return overview(await self._load(run_id), self._clock.now())
+        return overview(await self._load(run_id), self._clock.now(), drawn=timeline)
 
     async def runs(
         self,

@@ -41,7 +41,7 @@ class Overview:
     """A run at a glance. `info.nodes` lacks the items of maps that have completed; `items` counts all items
     of each map and rounds of each loop by status, `totals` says how many there will be. `headline`: how it
     is, in one sentence; `first_problem`: the path to look at first. `uncertain`: of these nobody knows
-    whether they took effect. `seq`: that of the last event.
+    whether they took effect. `seq`: that of the last event. `timeline`: if it was asked for.
     """
 
     info: RunInfo
@@ -51,16 +51,12 @@ class Overview:
     first_problem: str | None
     uncertain: tuple[str, ...]
     seq: int
-    now: int | None
+    timeline: Timeline | None
     loaded: Loaded = field(repr=False)
 
-    def timeline(self) -> Timeline:
-        """Give when its paths were at work."""
-        return timeline(self.loaded, self.now)
 
-
-def overview(loaded: Loaded, now: int) -> Overview:
-    """Give a run at a glance. `now`: microseconds UTC."""
+def overview(loaded: Loaded, now: int, *, drawn: bool = False) -> Overview:
+    """Give a run at a glance. `now`: microseconds UTC. `drawn`: with its timeline."""
     info = run_info(loaded.row, loaded.holder, loaded, brief=True)
     snapshot = Snapshot(loaded.records)
     live = info.status is RunStatus.RUNNING
@@ -68,11 +64,11 @@ def overview(loaded: Loaded, now: int) -> Overview:
     graph = unfolded(loaded.graph)
     uncertain = tuple(_uncertain(info.nodes.values(), graph))
     problem = next(iter(info.failures), None) or next(iter(uncertain), None) or _asks(info)
-    facts = _Facts(info, items, snapshot, loaded, uncertain, problem, graph)
+    totals = {path: count for path, count in snapshot.counts.items() if isinstance(count, int)}
+    facts = _Facts(info, items, totals, snapshot, loaded, uncertain, problem, graph)
     seq = snapshot.last_seq
-    return Overview(
-        info, items, snapshot.counts, facts.headline(), problem, uncertain, seq, now if live else None, loaded
-    )
+    bars = timeline(loaded, now if live else None) if drawn else None
+    return Overview(info, items, totals, facts.headline(), problem, uncertain, seq, bars, loaded)
 
 
 def _counted(snapshot: Snapshot, *, live: bool) -> dict[str, Counter[str]]:
@@ -115,6 +111,7 @@ class _Facts:
 
     info: RunInfo
     items: Counts
+    totals: Mapping[str, int]
     snapshot: Snapshot
     loaded: Loaded
     uncertain: tuple[str, ...]
@@ -145,7 +142,7 @@ class _Facts:
         ]
         for node in running:
             counts = self.items.get(node.path)
-            total = self.snapshot.counts.get(node.path)
+            total = self.totals.get(node.path)
             if counts and total:
                 return words.map_progress(
                     node.path, counts.get("completed", 0), total, counts.get("running", 0)

@@ -121,8 +121,9 @@ class Board:
         line = self.lines.get(_names(path))
         if line is None:
             return
-        if "count" in event.data:
-            line.total = (line.total or 0) + event.data["count"] if "[" in path else event.data["count"]
+        count = event.data.get("count")
+        if isinstance(count, int):
+            line.total = (line.total or 0) + count if "[" in path else count
         if path == line.name:
             self._set_own(line, event, status)
         else:

@@ -82,9 +82,10 @@ def chart(timeline: Timeline, order: Sequence[str], width: int) -> Iterator[Text
     critical = {turn.node for turn in timeline.critical}
     label = min(_LABEL, width // 3, max(cell_len(clean(name)) for name in named) + 2)
     notes = {name: _note(timeline.bars.get(name, ())) for name in named}
-    note = max(map(cell_len, notes.values()), default=0)
+    end = f"{words.duration(timeline.worked / 1e6)} at work"
+    note = max(map(cell_len, [end, *notes.values()]))
     axis = _axis(timeline, max(_LEAST, width - label - note - 4))
-    yield _head(axis, label, timeline)
+    yield _head(axis, label, timeline).append(f"  {end}", "dim")
     for name in named:
         row = Text()
         row.append("▸ " if name in critical else "  ", "bold" if name in critical else "")
@@ -138,16 +139,14 @@ def _at_once(bars: Iterable[Bar]) -> int:
 
 
 def _head(axis: _Axis, label: int, timeline: Timeline) -> Text:
-    """Give the line above the bars: what the whole of them lasted, and the length of each gap."""
+    """Give the line above the bars: when it began, and the length of each gap."""
     cells = [" "] * axis.width
     for first, width, told in axis.gaps:
         cells[first : first + width] = list(set_cell_size(f"┊{told}┊" if told else "┊", width))
     begin = words.local_time_of(timeline.stretches[0].start)
     if all(cell == " " for cell in cells[: len(begin) + 1]):
         cells[: len(begin)] = begin
-    end = f"{words.duration(timeline.worked / 1e6)} at work"
-    text = Text(" " * (label + 1) + "".join(cells), style="dim")
-    return text.append(f"  {end}", "dim")
+    return Text(" " * (label + 1) + "".join(cells), style="dim")
 
 
 def _bar(axis: _Axis, bars: Sequence[Bar], spans: Sequence[Bar]) -> Text:

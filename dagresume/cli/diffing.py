@@ -10,7 +10,7 @@ from dagresume import words
 from dagresume.cli.command import DEFAULT_DB, FAILED, Command, Db, Debug, Json, commands
 from dagresume.cli.engines import opened, resolve, work
 from dagresume.cli.listing import lasted
-from dagresume.cli.screen import clean, is_wide, line, picture, print_json, rows, say, status
+from dagresume.cli.screen import is_wide, line, picture, print_json, rows, say, status
 from dagresume.cli.summary import as_run, shown_output
 from dagresume.contrast import Change, Contrast
 from dagresume.errors import NoOutput
@@ -22,6 +22,7 @@ __all__ = ["group"]
 group = commands()
 MOST: Final = 20  # lines of each part for people
 _NONE: Final = "–"
+_TELLING: Final = 0.02  # seconds; of less than that a ratio says nothing
 Pair = tuple[Any, Any]
 
 
@@ -151,7 +152,8 @@ def _short(value: Any, there: str | None, most: int) -> str:
 
 def _print_times(found: Contrast) -> None:
     times = [
-        (name, words.duration(a), words.duration(b), _change(a, b)) for name, (a, b) in found.seconds.items()
+        (name, words.duration(a), words.duration(b), _change(a, b) if max(a, b) >= _TELLING else "")
+        for name, (a, b) in found.seconds.items()
     ]
     if len(times) > MOST:
         by_change = sorted(found.seconds.items(), key=lambda each: abs(each[1][1] - each[1][0]), reverse=True)
@@ -172,4 +174,4 @@ def _change(first: float, second: float) -> str:
     """Give how the second compares with the first, where that says something."""
     if not first or not second or 0.8 < second / first < 1.25:
         return ""
-    return clean(f"{second / first:.2g} times" if second > first else f"1/{first / second:.2g}")
+    return f"× {second / first:.2g}" if second > first else f"÷ {first / second:.2g}"

@@ -10,7 +10,7 @@ import typer
 from dagresume import words
 from dagresume.cli.command import DEFAULT_DB, Command, Db, Debug, Json, Problem, commands
 from dagresume.cli.engines import opened, resolve, work
-from dagresume.cli.screen import clean, is_wide, line, out, print_json, rows, say, warn
+from dagresume.cli.screen import clean, is_wide, line, print_json, rows, say, warn, width
 from dagresume.cli.screen import status as shown_status
 from dagresume.cli.summary import as_run
 from dagresume.errors import RunNotFound
@@ -22,6 +22,8 @@ __all__ = ["group", "lasted", "moment", "shortened"]
 group = commands()
 _AGE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d|w)")
 _SECONDS: Final = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 604800}
+_COLUMNS: Final = 7
+_LEAST_NEED: Final = 26  # columns for what a run needs, where there is room beside the rest
 _SHORT: Final = 13  # characters of a run id that are its time of birth, to the millisecond
 
 
@@ -92,7 +94,7 @@ def _before(word: str | None) -> tuple[datetime | None, str | None]:
     try:
         return moment("--before", word), None
     except Problem:
-        if word == "last" or re.fullmatch(r"[0-9a-f-]{4,36}", word.strip().lower()):
+        if word == "last" or re.fullmatch(r"[0-9a-f]{4,8}|[0-9a-f]{8}-[0-9a-f-]{,27}", word.strip().lower()):
             return None, word
         raise
 
@@ -143,24 +145,45 @@ def lasted(info: RunInfo) -> float | None:
 
 def _print(found: Sequence[RunInfo]) -> None:
     wide, ids = is_wide(), shortened([info.run_id for info in found])
-    narrow = not wide and out().is_terminal
-    most = 18 if narrow else 1000
-    told = [
+    facts = [
         (
-            ids[info.run_id] if narrow else info.run_id,
-            line(info.workflow, most),
-            _end_of(info.key or "", most),
+            info.run_id if wide else ids[info.run_id],
             shown_status(info.status),
-            words.short_time(info.created_at) if narrow else words.local_time(info.created_at),
+            words.local_time(info.created_at) if wide else words.short_time(info.created_at),
             words.duration(lasted(info)),
-            words.needs(info.status, info.reason),
         )
         for info in found
+    ]
+    workflows, keys = [clean(info.workflow) for info in found], [clean(info.key or "") for info in found]
+    taken = sum(max(map(len, column)) for column in zip(*facts, strict=True)) + 2 * (_COLUMNS - 1)
+    room = width() - taken - (_LEAST_NEED if wide else 0)
+    most = _shares(max(map(len, ["workflow", *workflows])), max(map(len, ["key", *keys])), room)
+    told = [
+        (
+            fact[0],
+            _begin_of(wf, most[0]),
+            _end_of(key, most[1]),
+            *fact[1:],
+            words.needs(info.status, info.reason),
+        )
+        for info, fact, wf, key in zip(found, facts, workflows, keys, strict=True)
     ]
     rows(("run", "workflow", "key", "status", "created", "lasted", "needs"), told, styled=3)
 
 
+def _shares(first: int, second: int, room: int) -> tuple[int, int]:
+    """Give how many columns each of two texts gets of so many: at least half of them if it needs that."""
+    room = max(room, 16)
+    if first + second <= room:
+        return first, second
+    share = min(first, max(room // 2, room - second))
+    return share, room - share
+
+
+def _begin_of(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def _end_of(key: str, most: int) -> str:
     """Give the end of a long key, which tells more than its beginning."""
-    text = clean(key)
-    return text if len(text) <= most else f"…{text[1 - most :]}"
+    return key if len(key) <= most else f"…{key[1 - most :]}"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from dagresume import words
-from dagresume.cli.command import DEFAULT_DB, Command, Db, Debug, Json, Problem, RunId, commands
+from dagresume.cli.command import DEFAULT_DB, INTERRUPTED, Command, Db, Debug, Json, Problem, RunId, commands
 from dagresume.cli.engines import opened, resolve, work
 from dagresume.cli.screen import clean, line, print_json, say, warn
 from dagresume.cli.summary import status_line
@@ -88,7 +88,10 @@ def _follow(run: str, wanted: "_Wanted", db: str, *, as_json: bool) -> None:
                     sys.stdout.flush()
             _say_how_it_is(await engine.get(run_id, nodes=False))
 
-    work(ask, "no longer looking; the run is left alone")
+    try:
+        work(ask, "no longer watching; the run is left alone")
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _rank(level: str | None) -> int:

@@ -176,7 +176,7 @@ def rows(headers: Sequence[str], cells: Iterable[Sequence[str]], *, styled: int 
     widths = [max(map(cell_len, column)) for column in zip(headers, *body, strict=True)]
     room = console.width - sum(widths[:-1]) - 2 * (len(widths) - 1)
     below = room < min(_LEAST, widths[-1])
-    lines = [_row(headers, widths, None)]
+    lines = [_row(headers[:-1] if below else headers, widths, None)]
     lines[0].stylize("bold")
     for row in body:
         folded = [Text(row[-1])] if below or cell_len(row[-1]) <= room else _wrapped(row[-1], room, console)

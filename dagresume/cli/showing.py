@@ -13,7 +13,7 @@ from dagresume.cli.command import DEFAULT_DB, Command, Db, Debug, Here, Json, Pr
 from dagresume.cli.engines import opened, resolve, work
 from dagresume.cli.listing import lasted
 from dagresume.cli.screen import clean, line, out, paragraph, print_json, rows, say, status
-from dagresume.cli.summary import as_failure, as_run, place_of, print_failures, print_next, status_line
+from dagresume.cli.summary import as_failure, as_run, place_of, print_failures, print_next, title
 from dagresume.cli.targets import here_of
 from dagresume.clock import to_datetime
 from dagresume.events import UNDO_FAILED_REASON, names
@@ -73,7 +73,7 @@ def show(
             run_id = await resolve(engine, run, db)
             if at is not None or items:
                 return await engine.get(run_id, at)
-            return await engine.overview(run_id)
+            return await engine.overview(run_id, timeline=True)
 
     found = work(ask)
     if isinstance(found, RunInfo):
@@ -89,7 +89,7 @@ def show(
 
 def _show(found: Overview, db: str, *, drawn: bool | None) -> None:
     info, here = found.info, here_of(db)
-    say(*status_line(info.run_id, info.workflow, info.status, info.reason))
+    say(*title(info))
     paragraph(found.headline, style="bold")
     _print_facts(info)
     if found.first_problem is not None:
@@ -109,12 +109,12 @@ def _print_facts(info: RunInfo) -> None:
 
 
 def _print_timeline(found: Overview, drawn: bool | None) -> None:
-    if drawn is False:
+    timeline = found.timeline
+    if drawn is False or timeline is None:
         return
     rows_of = list(dict.fromkeys(_row_of(path) for path in found.info.nodes))
     if drawn is None and len(rows_of) > MOST_BARS:
         return
-    timeline = found.timeline()
     console = out()
     width = min(console.width, WIDEST) if console.is_terminal else _OF_A_PIPE
     order = dict.fromkeys([*rows_of, *timeline.bars])
@@ -132,7 +132,7 @@ def _row_of(path: str) -> str:
 
 
 def _print_overview_json(found: Overview) -> None:
-    info, timeline = found.info, found.timeline()
+    info = found.info
     print_json(
         as_run(info)
         | {
@@ -141,7 +141,7 @@ def _print_overview_json(found: Overview) -> None:
             "uncertain": list(found.uncertain),
             "nodes": [_as_node(node, found.items) for node in _nodes(info)],
             "failures": {path: as_failure(failure) for path, failure in info.failures.items()},
-            "timeline": _as_timeline(timeline),
+            "timeline": None if found.timeline is None else _as_timeline(found.timeline),
         }
     )
 
@@ -174,7 +174,7 @@ def _show_nodes(
         failures = {path: as_failure(failure) for path, failure in info.failures.items()}
         print_json(as_run(info) | {"nodes": [_as_node(n, counts) for n in shown], "failures": failures})
         return
-    say(*status_line(info.run_id, info.workflow, info.status, info.reason))
+    say(*title(info))
     _print_facts(info)
     say("")
     more = len(shown) - PAGE if page is None and items else 0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dagresume import codec, words
 from dagresume.cli.command import FAILED, INTERRUPTED, WAITING, Here
-from dagresume.cli.screen import STYLES, clean, line, picture, print_json, say
+from dagresume.cli.screen import STYLES, clean, line, out, picture, print_json, say
 from dagresume.errors import DagresumeError, NoOutput
 from dagresume.events import UNDO_FAILED_REASON, RunStatus, segments
 
@@ -30,6 +30,7 @@ __all__ = [
     "report",
     "shown_output",
     "status_line",
+    "title",
 ]
 
 MOST_FAILURES: Final = 10
@@ -82,6 +83,15 @@ def status_line(
         (str(status), STYLES.get(status, "")),
         f" ({told})" if told else "",
     ]
+
+
+def title(info: RunInfo) -> list[str | tuple[str, str]]:
+    """Give the line above a sentence about a run: it names the reason, which the sentence says, if there is
+    room.
+    """
+    parts = status_line(info.run_id, info.workflow, info.status, info.reason)
+    fits = sum(len(part if isinstance(part, str) else part[0]) for part in parts) <= out().width
+    return parts if fits else status_line(info.run_id, info.workflow, info.status, None)
 
 
 def _work_line(result: RunResult) -> str:

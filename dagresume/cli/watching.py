@@ -16,10 +16,10 @@ from rich.text import Text
 
 from dagresume import words
 from dagresume.cli.board import Board, settled
-from dagresume.cli.command import DEFAULT_DB, Command, Db, Debug, Json, commands
+from dagresume.cli.command import DEFAULT_DB, INTERRUPTED, Command, Db, Debug, Json, commands
 from dagresume.cli.engines import opened, resolve, work
 from dagresume.cli.screen import GLYPHS, STYLES, clean, line, out, print_json, say
-from dagresume.cli.summary import as_run, code_of, print_failures, print_next, status_line
+from dagresume.cli.summary import as_run, code_of, print_failures, print_next, title
 from dagresume.cli.targets import here_of
 from dagresume.engine import Engine
 from dagresume.events import Event, RunStatus, Snapshot
@@ -61,12 +61,15 @@ def watch(
                 await _follow(engine, run_id, show)
             return await engine.overview(run_id)
 
-    found = work(ask, "no longer watching; the run is left alone")
+    try:
+        found = work(ask, "no longer watching; the run is left alone")
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
     info, here = found.info, here_of(db)
     if as_json:
         print_json(as_run(info) | {"headline": found.headline}, indent=None)
     else:
-        say(*status_line(info.run_id, info.workflow, info.status, info.reason))
+        say(*title(info))
         say("  ", (clean(found.headline), "bold"))
         if info.failures:
             say("")

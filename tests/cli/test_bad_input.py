@@ -37,6 +37,8 @@ CALLS = {
     "explain": f"explain {RUN} report",
     "list": "list",
     "show": f"show {RUN}",
+    "watch": f"watch {RUN}",
+    "diff": f"diff {RUN} {RUN}",
     "logs": f"logs {RUN}",
     "cancel": f"cancel {RUN}",
     "approve": f"approve {RUN} report",

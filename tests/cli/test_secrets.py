@@ -31,7 +31,8 @@ FLOW = """
         raise ValueError(f"refused: {short} {nested}")
 """
 COMMANDS = (
-    "show last --items", "show last --json", "list --json", "logs last", "logs last --json",
+    "show last", "show last --items", "show last --json", "watch last", "diff last last",
+    "list --json", "logs last", "logs last --json",
     "explain last fails", "plan last --app flow.py", "plan last --app flow.py --json",
     "resume last --app flow.py", "resume last --app flow.py --json",
     "retry last --app flow.py --from gives --json", "fork last --app flow.py --json",
