@@ -10,6 +10,7 @@ from typing import Any, Final, cast
 
 from dagresume import words
 from dagresume.clock import to_datetime
+from dagresume.collector import paused
 from dagresume.events import (
     COMPLETED,
     RETRY,
@@ -57,13 +58,20 @@ class Overview:
 
 def overview(loaded: Loaded, now: int, *, drawn: bool = False) -> Overview:
     """Give a run at a glance. `now`: microseconds UTC. `drawn`: with its timeline."""
+    with paused():
+        return _overview(loaded, now, drawn=drawn)
+
+
+def _overview(loaded: Loaded, now: int, *, drawn: bool) -> Overview:
     info = run_info(loaded.row, loaded.holder, loaded, brief=True)
     snapshot = Snapshot(loaded.records)
     live = info.status is RunStatus.RUNNING
     items = _counted(snapshot, live=live)
     graph = unfolded(loaded.graph)
     uncertain = tuple(_uncertain(info.nodes.values(), graph))
-    problem = next(iter(info.failures), None) or next(iter(uncertain), None) or _asks(info)
+    # what a map tolerates, or a resume tries again, is not why a run was cut off
+    failed = None if info.status is RunStatus.INTERRUPTED else next(iter(info.failures), None)
+    problem = failed or next(iter(uncertain), None) or _asks(info)
     totals = {path: count for path, count in snapshot.counts.items() if isinstance(count, int)}
     facts = _Facts(info, items, totals, snapshot, loaded, uncertain, problem, graph)
     seq = snapshot.last_seq

@@ -22,6 +22,7 @@ from dagresume.events import (
     WAITING,
     Record,
     Records,
+    enclosing,
     names,
     new_record,
     status_set_by,
@@ -185,23 +186,22 @@ class _Told:
 
     def sorted_out(self) -> tuple[dict[str, list[Bar]], dict[str, list[Bar]]]:
         """Give the bars by node, and apart those of paths that have other paths inside them."""
-        inside = set()
+        homes: dict[str, list[Bar]] = {}
+        whole: list[Bar] = []
+        inside: set[str] = set()
         for bar in self.bars:
-            if bar.path.endswith("]") or "/" in bar.path:
-                whole = bar.path
-                while (cut := max(whole.rfind("["), whole.rfind("/"))) > 0:
-                    whole = whole[:cut]
-                    if whole in inside:
-                        break
-                    inside.add(whole)
-        bars: dict[str, list[Bar]] = {}
+            path = bar[0]
+            if path[-1:] == "]" and path.count("[") == 1 and "/" not in path:  # most of many are
+                homes.setdefault(path[: path.index("[")], []).append(bar)
+            else:
+                whole.append(bar)
+                inside.update(enclosing(path))
+        inside.update(homes)
         spans: dict[str, list[Bar]] = {}
-        for bar in self.bars:
-            path = bar.path
-            where = spans if path in inside else bars
-            simple = path.endswith("]") and path.count("[") == 1  # most of many are
-            where.setdefault(path[: path.rindex("[")] if simple else names(path), []).append(bar)
-        return bars, spans
+        for bar in whole:
+            where = spans if bar.path in inside else homes
+            where.setdefault(names(bar.path), []).append(bar)
+        return homes, spans
 
 
 # -- the critical path ----------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ _BAR: Final = (("completed", "█"), ("skipped", "█"), ("failed", "×"), ("wai
 _WINDOW: Final = timedelta(seconds=15)  # over which a rate is taken
 _SAMPLES: Final = 64
 _LABEL: Final = 28
+_NARROW: Final = 8  # columns of a bar
 
 
 @dataclass
@@ -228,7 +229,7 @@ def _drawn(line: Line, label: int, word: int, width: int, now: datetime) -> Text
     text.append(f"{name:<{label}}  ", "" if status != "pending" else "dim")
     text.append(f"{status:<{word}}  ", style)
     if line.total or (line.counts and line.size > 1):
-        text.append_text(_map(line, max(8, min(30, width - label - word - 58)), now))
+        text.append_text(_map(line, max(_NARROW, min(30, width - label - word - 58)), now))
     elif status == "running" and line.began is not None:
         text.append(words.duration((now - line.began).total_seconds()), "dim")
     elif line.took is not None:
@@ -246,8 +247,7 @@ def _map(line: Line, cells: int, now: datetime) -> Text:
     """Give the bar of a map or loop, its numbers, its pace and what is left."""
     text = bar(line.counts, line.size, cells)
     told = [f"{line.succeeded:,} of {line.size:,}"]
-    if line.counts["failed"]:
-        told.append(f"{line.counts['failed']:,} failed")
+    told += [f"{line.counts[w]:,} {w}" for w in ("failed", "interrupted", "waiting") if line.counts[w]]
     rate = line.rate(now)
     if line.own in {"running", "pending"} and rate > 0 and line.done < line.size:
         left = math.ceil((line.size - line.done) / rate)
@@ -257,7 +257,7 @@ def _map(line: Line, cells: int, now: datetime) -> Text:
         )
     elif line.took is not None:
         told.append(words.duration(line.took))
-    if line.counts["running"]:
+    if line.counts["running"] and cells > _NARROW:  # else the sentence above says it
         told.append(f"{line.counts['running']:,} running")
     text.append("  " + " · ".join(told))
     return text

@@ -10,7 +10,8 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from rich.cells import cell_len, set_cell_size
@@ -39,9 +40,15 @@ class _Axis:
     gaps: list[tuple[int, int, str]]  # first column, columns, label
     width: int
 
+    def __post_init__(self) -> None:
+        stretch = self.parts[0][0]
+        self.scale = self.width / max(1, stretch.stop - stretch.start)  # where there is only one
+
     def column(self, moment: int) -> float:
         """Give the place of a moment, in columns; one in a gap is at the end of the stretch before it."""
         place = 0.0
+        if len(self.parts) == 1:
+            return min(max(0, moment - self.parts[0][0].start) * self.scale, self.width)
         for stretch, first, cells in self.parts:
             if moment < stretch.start:
                 return place or float(first)
@@ -127,14 +134,13 @@ def _note(bars: Sequence[Bar]) -> str:
 
 def _at_once(bars: Iterable[Bar]) -> int:
     """Give how many were under way at once at most."""
-    changes: list[tuple[int, int]] = []
-    for bar in bars:
-        if bar.stop > bar.start:
-            changes += ((bar.start, 1), (bar.stop, -1))
-    most = now = 0
-    for _, change in sorted(changes):
-        now += change
-        most = max(most, now)
+    real = [bar for bar in bars if bar.stop > bar.start]
+    starts, stops = sorted(bar.start for bar in real), sorted(bar.stop for bar in real)
+    most = ended = 0
+    for begun, start in enumerate(starts, 1):
+        while stops[ended] <= start:
+            ended += 1
+        most = max(most, begun - ended)
     return max(most, 1)
 
 
@@ -156,19 +162,23 @@ def _bar(axis: _Axis, bars: Sequence[Bar], spans: Sequence[Bar]) -> Text:
     gaps = {n for first, width, _ in axis.gaps for n in range(first, first + width)}
     edges = {n for first, width, _ in axis.gaps for n in (first, first + width - 1)}
     most = max(heights.values(), default=1.0)
-    text = Text()
     glyphs = _HEIGHTS if _speaks_blocks() else _PLAIN
+    cells: list[tuple[str, str]] = []
     for n in range(axis.width):
         if n in gaps:
-            text.append("┊" if n in edges else " ", "dim")
+            cells.append(("┊" if n in edges else " ", "dim"))
         elif n in ends:
-            text.append(*ends[n])
+            cells.append(ends[n])
         elif n in heights:
-            text.append(glyphs[min(7, math.ceil(heights[n] / most * 8) - 1)], STYLES["completed"])
+            height = min(7, math.ceil(heights[n] / most * 8) - 1)
+            cells.append((glyphs[height], STYLES["completed"]))
         elif n in waits:
-            text.append("┄", STYLES["waiting"])
+            cells.append(("┄", STYLES["waiting"]))
         else:
-            text.append("─" if n in around else " ", "dim")
+            cells.append(("─" if n in around else " ", "dim"))
+    text = Text()
+    for style, same in groupby(cells, key=itemgetter(1)):
+        text.append("".join(char for char, _ in same), style)
     return text
 
 
@@ -180,16 +190,24 @@ def _speaks_blocks() -> bool:
     return True
 
 
+def _places(axis: _Axis, bars: Iterable[Bar]) -> Iterable[tuple[float, float]]:
+    """Give where bars begin and end, in columns; without those that only wait."""
+    at_work = [bar for bar in bars if bar[3] != "waiting"]
+    if len(axis.parts) > 1:
+        return [(axis.column(bar.start), axis.column(bar.stop)) for bar in at_work]
+    base, scale = axis.parts[0][0].start, axis.scale  # quick: there may be very many of them
+    return [((start - base) * scale, (stop - base) * scale) for _, start, stop, _ in at_work]
+
+
 def _heights(axis: _Axis, bars: Iterable[Bar]) -> Mapping[int, float]:
     """Give for each column how many were under way on average; at least a trace of what was there at all."""
     whole = [0.0] * (axis.width + 1)  # differences: +1 where the first full column is, -1 after the last
     part = [0.0] * (axis.width + 1)
-    touched = set()
-    for bar in bars:
-        if bar.end == "waiting":
-            continue
-        start, stop = axis.column(bar.start), axis.column(bar.stop)
-        first, last = min(int(start), axis.width - 1), min(int(stop), axis.width - 1)
+    touched, end = set(), axis.width - 1
+    for start, stop in _places(axis, bars):
+        first, last = int(start), int(stop)
+        if last > end:
+            first, last = min(first, end), end
         touched.add(first)
         if first == last:
             part[first] += stop - start

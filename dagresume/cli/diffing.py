@@ -94,7 +94,9 @@ def _input(packed: str | None) -> Any:
 
 def _print(found: Contrast, values: dict[str, Pair]) -> None:
     for name, info in zip("AB", found.runs, strict=True):
-        say((f"{name}  ", "bold"), _told(info))
+        say((f"{name}  ", "bold"), info.run_id, f"  {_told(info)}" if is_wide() else "")
+        if not is_wide():
+            say(f"   {_told(info)}")
     say("")
     if found.same:
         say(("The same: ", "bold"), "definition, inputs, statuses and outputs.")
@@ -119,7 +121,7 @@ def _print(found: Contrast, values: dict[str, Pair]) -> None:
 def _told(info: RunInfo) -> str:
     took = words.duration(lasted(info))
     key = f", key {line(info.key, 40)}" if info.key is not None else ""
-    told = f"{info.run_id}  {info.workflow} version {info.version}{key}: {info.status}"
+    told = f"{info.workflow} version {info.version}{key}: {info.status}"
     return f"{told}, {took}" if took else told
 
 

@@ -77,7 +77,7 @@ def list_(
         return
     _print(found)
     if len(found) == limit:
-        warn(f"only the newest {limit}; more with --limit, older ones with --before {found[-1].run_id}")
+        warn(f"only the newest {limit}; more with --limit, older ones with --before RUN")
 
 
 def _status(word: str) -> str:

@@ -11,7 +11,7 @@ import typer
 from dagresume import words
 from dagresume.cli.command import DEFAULT_DB, INTERRUPTED, Command, Db, Debug, Json, Problem, RunId, commands
 from dagresume.cli.engines import opened, resolve, work
-from dagresume.cli.screen import clean, line, print_json, say, warn
+from dagresume.cli.screen import clean, line, print_json, say
 from dagresume.cli.summary import status_line
 from dagresume.clock import to_datetime
 from dagresume.engine import Engine
@@ -86,7 +86,8 @@ def _follow(run: str, wanted: "_Wanted", db: str, *, as_json: bool) -> None:
                 if wanted.takes(one):
                     _print(one, as_json=as_json)
                     sys.stdout.flush()
-            _say_how_it_is(await engine.get(run_id, nodes=False))
+            if not as_json:
+                _say_how_it_is(await engine.get(run_id, nodes=False))
 
     try:
         work(ask, "no longer watching; the run is left alone")
@@ -153,7 +154,7 @@ async def _followed(engine: Engine, run_id: str) -> AsyncIterator[LogLine]:
 
 
 def _say_how_it_is(info: RunInfo) -> None:
-    warn(*status_line(info.run_id, info.workflow, info.status, info.reason))
+    say(*status_line(info.run_id, info.workflow, info.status, info.reason))
 
 
 def _print(one: LogLine, *, as_json: bool) -> None:

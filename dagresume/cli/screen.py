@@ -180,7 +180,7 @@ def rows(headers: Sequence[str], cells: Iterable[Sequence[str]], *, styled: int 
     lines[0].stylize("bold")
     for row in body:
         folded = [Text(row[-1])] if below or cell_len(row[-1]) <= room else _wrapped(row[-1], room, console)
-        lines.append(_row([*row[:-1], "" if below else folded[0].plain], widths, styled))
+        lines.append(_row([*row[:-1], "" if below else folded[0].plain.rstrip()], widths, styled))
         indent = 4 if below else sum(widths[:-1]) + 2 * (len(widths) - 1)
         rest = _wrapped(row[-1], console.width - 4, console) if below and row[-1] else folded[1:]
         lines += [Text(" " * indent + each.plain.rstrip()) for each in rest]

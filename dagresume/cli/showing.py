@@ -12,7 +12,7 @@ from dagresume.cli.chart import chart, critical_line
 from dagresume.cli.command import DEFAULT_DB, Command, Db, Debug, Here, Json, Problem, RunId, commands
 from dagresume.cli.engines import opened, resolve, work
 from dagresume.cli.listing import lasted
-from dagresume.cli.screen import clean, line, out, paragraph, print_json, rows, say, status
+from dagresume.cli.screen import clean, line, out, paragraph, print_json, rows, say, status, width
 from dagresume.cli.summary import as_failure, as_run, place_of, print_failures, print_next, title
 from dagresume.cli.targets import here_of
 from dagresume.clock import to_datetime
@@ -94,7 +94,11 @@ def _show(found: Overview, db: str, *, drawn: bool | None) -> None:
     _print_facts(info)
     if found.first_problem is not None:
         problem = clean(found.first_problem)
-        say("  First problem: ", (problem, "bold"), f"  {here.command('explain', info.run_id, problem)}")
+        command = here.command("explain", info.run_id, problem)
+        fits = len(f"  First problem: {problem}  {command}") <= width()
+        say("  First problem: ", (problem, "bold"), f"  {command}" if fits else "")
+        if not fits:
+            say(f"    {command}")
     say("")
     _print_nodes(list(_nodes(info)), found.items, found.totals)
     _print_timeline(found, drawn)
@@ -103,7 +107,8 @@ def _show(found: Overview, db: str, *, drawn: bool | None) -> None:
 
 
 def _print_facts(info: RunInfo) -> None:
-    paragraph(_header(info))
+    for text in _header(info):
+        say(f"  {text}")
     if info.forked_from is not None:
         say(f"  a fork of {info.forked_from}")
 
@@ -116,9 +121,9 @@ def _print_timeline(found: Overview, drawn: bool | None) -> None:
     if drawn is None and len(rows_of) > MOST_BARS:
         return
     console = out()
-    width = min(console.width, WIDEST) if console.is_terminal else _OF_A_PIPE
+    columns = min(console.width, WIDEST) if console.is_terminal else _OF_A_PIPE
     order = dict.fromkeys([*rows_of, *timeline.bars])
-    lines = list(chart(timeline, list(order), width))
+    lines = list(chart(timeline, list(order), columns))
     if lines:
         say("")
         for each in lines:
@@ -189,7 +194,8 @@ def _show_nodes(
         print_next(info.run_id, info.status, info.reason, here, info.failures)
 
 
-def _header(info: RunInfo) -> str:
+def _header(info: RunInfo) -> list[str]:
+    """Give the facts about a run, as many in a line as fit."""
     took = words.duration(lasted(info))
     parts = [
         f"version {info.version}",
@@ -197,7 +203,13 @@ def _header(info: RunInfo) -> str:
         f"created {words.local_time(info.created_at)}",
         f"driven by {info.owner}" if info.owner is not None else took and f"lasted {took}",
     ]
-    return clean(" · ".join(filter(None, parts)))
+    lines: list[str] = []
+    for part in map(clean, filter(None, parts)):
+        if lines and len(lines[-1]) + len(part) + 5 <= width():
+            lines[-1] += f" · {part}"
+        else:
+            lines.append(part)
+    return lines
 
 
 def _print_nodes(

@@ -18,7 +18,8 @@ from dagresume import words
 from dagresume.cli.board import Board, settled
 from dagresume.cli.command import DEFAULT_DB, INTERRUPTED, Command, Db, Debug, Json, commands
 from dagresume.cli.engines import opened, resolve, work
-from dagresume.cli.screen import GLYPHS, STYLES, clean, line, out, print_json, say
+from dagresume.cli.listing import lasted
+from dagresume.cli.screen import GLYPHS, STYLES, clean, line, out, paragraph, print_json, say
 from dagresume.cli.summary import as_run, code_of, print_failures, print_next, title
 from dagresume.cli.targets import here_of
 from dagresume.engine import Engine
@@ -70,7 +71,7 @@ def watch(
         print_json(as_run(info) | {"headline": found.headline}, indent=None)
     else:
         say(*title(info))
-        say("  ", (clean(found.headline), "bold"))
+        paragraph(found.headline, style="bold")
         if info.failures:
             say("")
             print_failures(info.failures, here, info.run_id)
@@ -90,6 +91,7 @@ async def _follow(engine: Engine, run_id: str, show: Show) -> None:
         if info.status not in _GOES_ON:
             last = await engine.overview(run_id)
             board.settle(settled(last.info.nodes.values()))
+            info = last.info
         board.sample(_now())
         show(info, board, news)
         if info.status not in _GOES_ON:
@@ -129,11 +131,12 @@ def _tree(info: RunInfo, board: Board, width: int, height: int) -> Iterator[Text
     title = Text(no_wrap=True, overflow="ellipsis")
     title.append(f"{GLYPHS.get(info.status, ' ')} {info.status} ", STYLES.get(info.status, ""))
     title.append(f"{clean(info.workflow)} ", "bold")
-    spent = words.duration(((info.finished_at or now) - info.created_at).total_seconds())
+    goes_on = info.status in _GOES_ON
+    spent = words.duration((now - info.created_at).total_seconds() if goes_on else lasted(info))
     owner = f" · driven by {info.owner}" if info.owner else ""
     title.append(clean(f"{info.run_id[:13]} · {spent}{owner}"), "dim")
     yield title
-    if info.status in _GOES_ON:
+    if goes_on:
         yield Text(f"  {clean(board.headline())}", style="bold", no_wrap=True, overflow="ellipsis")
     yield from board.draw(width, max(4, height - _SPARE), now)
 

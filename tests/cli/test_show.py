@@ -33,7 +33,7 @@ def done(path: str, start: float, stop: float) -> Record:
 def told(records: Sequence[Record], *, parents: dict[str, list[str]], now: float | None = None) -> Timeline:
     numbered = [record._replace(seq=n) for n, record in enumerate(records, 1)]
     nodes = [{"id": id_, "type": "node", "parents": above} for id_, above in parents.items()]
-    row = RunRow(*[None] * len(RunRow._fields))
+    row = RunRow._make([None] * len(RunRow._fields))
     loaded = Loaded(row, numbered, folded({"nodes": nodes}), None)
     return timeline(loaded, None if now is None else at(now))
 
@@ -113,6 +113,77 @@ def test_a_timeline_fits_whatever_the_number_of_gaps(width: int, times: int) -> 
 
 
 # -- the command ----------------------------------------------------------------------------------------
+
+STATES = """
+    import os
+    from dagresume import Workflow
+    asks = Workflow("asks", idempotent=True)
+    @asks.node
+    async def draft() -> str:
+        return "text"
+    asks.approval("ok", depends_on="draft", prompt="Send it?")
+    dies = Workflow("dies")
+    @dies.node(idempotent=True)
+    async def first() -> int:
+        return 1
+    @dies.node
+    async def pay(first: int) -> int:
+        os._exit(9)
+    safe = Workflow("safe", idempotent=True)
+    @safe.node
+    async def one() -> int:
+        return 1
+    @safe.node
+    async def gone(one: int) -> int:
+        os._exit(9)
+    undone = Workflow("undone", idempotent=True)
+    async def back(output, ctx):
+        pass
+    @undone.node(compensate=back)
+    async def book() -> int:
+        return 1
+"""
+
+
+def headline(cli: Cli) -> str:
+    told = cli("show last --json").json["headline"]
+    shown = cli("show last").out
+    assert " ".join(told.split()) in " ".join(shown.split())
+    return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "TIME", told)
+
+
+def test_a_run_that_asks_says_what_and_cancelled_who_did_it(write: Write, cli: Cli) -> None:
+    write("states.py", STATES)
+    assert cli("run states.py:asks").code == 3
+    assert headline(cli) == "ok asks you: Send it?"
+    assert "First problem: ok" in cli("show last").out
+    assert cli("cancel last --by Ann").code == 0
+    assert headline(cli) == "Cancelled by Ann at TIME. 1 finished path is kept. It never resumes by itself."
+
+
+def test_a_run_that_died_says_whether_going_on_is_safe(write: Write, cli: Cli, shell: Cli) -> None:
+    write("states.py", STATES)
+    shell("run states.py:dies")
+    assert headline(cli) == (
+        "The process died at TIME while pay was running. Nobody knows yet whether its effect happened, so"
+        " nothing goes on by itself. 1 finished path is kept."
+    )
+    assert "First problem: pay" in cli("show last").out
+    shell("run states.py:safe")
+    assert headline(cli) == (
+        "The process died at TIME. Nothing uncertain was under way: resuming is safe."
+        " 1 finished path is kept."
+    )
+
+
+def test_a_run_that_was_undone_says_how_much_of_it(write: Write, cli: Cli) -> None:
+    write("states.py", STATES)
+    assert cli("run states.py:undone").code == 0
+    assert headline(cli).startswith("1 path completed in ")
+    assert cli("rollback last --app states.py:undone --yes").code == 0
+    assert headline(cli).startswith("Rolled back")
+    assert headline(cli).endswith(": 1 of 1 undone.")
+
 
 CHAIN = """
     from dagresume import Workflow
