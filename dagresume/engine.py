@@ -14,14 +14,13 @@ from datetime import datetime
 from functools import partial, wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args
 
 import anyio
 
 from dagresume import codec
 from dagresume.blobs import BlobStore
 from dagresume.clock import Clock, SystemClock, to_datetime, to_micros
-from dagresume.contrast import Contrast, contrast
 from dagresume.definition import describe, differences
 from dagresume.errors import (
     AlreadyRunning,
@@ -74,7 +73,6 @@ from dagresume.metrics import Metrics, measured
 from dagresume.migration import migrated, take_over, transformed
 from dagresume.observe import Observer, log, watch
 from dagresume.outcomes import live_result, raise_if_bad, stored_result, undone_result
-from dagresume.overview import Overview, overview
 from dagresume.plan import plan
 from dagresume.planner import Decision
 from dagresume.policy import UNSAID, Budget, Limit
@@ -120,6 +118,10 @@ from dagresume.undo import Rollback, begun, is_undone, opening
 from dagresume.views import RunInfo, past_info, run_info, stored_as, wanted_statuses
 from dagresume.wiring import executor_of, store_of
 from dagresume.workflow import Workflow
+
+if TYPE_CHECKING:
+    from dagresume.contrast import Contrast
+    from dagresume.overview import Overview
 
 __all__ = ["Engine", "RunHandle"]
 
@@ -639,6 +641,8 @@ class Engine:
         """Give what differs between two runs: definition, inputs, statuses, outputs by digest, times, usage;
         needs no code.
         """
+        from dagresume.contrast import contrast  # loaded by those who look, not by those who run
+
         async with self._reading(first), self._reading(second):
             loaded = [await self._load(run_id) for run_id in (first, second)]
             inputs = [self._shelf.packed_inputs(each) for each in loaded]
@@ -662,6 +666,8 @@ class Engine:
         """Give a run at a glance: its nodes, its items counted, the sentence that says how it is; with its
         `timeline` if asked. Needs no code.
         """
+        from dagresume.overview import overview  # loaded by those who look, not by those who run
+
         return overview(await self._load(run_id), self._clock.now(), drawn=timeline)
 
     async def runs(

@@ -1,5 +1,6 @@
 """`dagresume graph`: a workflow, or a run with its statuses, as a picture or as text."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -18,6 +19,7 @@ from dagresume.svg import graph_svg
 __all__ = ["group"]
 
 group = commands()
+_MODULE: Final = re.compile(r"[^\W\d][\w.]*(:[\w.]+|\.\w+)")
 FORMATS: Final[Mapping[str, Callable[[Drawing], str]]] = {"svg": graph_svg, "mermaid": mermaid, "dot": dot}
 SUFFIXES: Final = {
     ".svg": "svg",
@@ -83,7 +85,7 @@ def _form(form: str | None, output: Path | None) -> str:
 
 
 def _is_target(named: str) -> bool:
-    return named.endswith(".py") or ":" in named or "/" in named or "." in named or Path(named).is_file()
+    return named.endswith(".py") or _MODULE.fullmatch(named) is not None
 
 
 def _of_target(target: str) -> Drawing:

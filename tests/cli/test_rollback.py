@@ -87,7 +87,7 @@ def test_what_the_other_commands_say_of_it(failed: str, cli: Cli) -> None:
     assert cli("rollback", failed, "--yes", *APP).code == 0
     shown = cli("show", failed).out
     assert "rolled_back (a person asked for it)" in shown
-    assert "invite compensated" in " ".join(shown.split())
+    assert "invite ↩ compensated" in " ".join(shown.split())
     assert "2 items: 2 compensated" in shown
     assert "rolled_back" in cli("list").out
     assert cli("list --status rolled_back --json").json[0]["run_id"] == failed
