@@ -641,7 +641,7 @@ class Engine:
         """Give what differs between two runs: definition, inputs, statuses, outputs by digest, times, usage;
         needs no code.
         """
-        from dagresume.contrast import contrast  # needed by few
+        from dagresume.contrast import contrast  # loaded by those who look, not by those who run
 
         async with self._reading(first), self._reading(second):
             loaded = [await self._load(run_id) for run_id in (first, second)]
@@ -666,7 +666,7 @@ class Engine:
         """Give a run at a glance: its nodes, its items counted, the sentence that says how it is; with its
         `timeline` if asked. Needs no code.
         """
-        from dagresume.overview import overview  # needed by few
+        from dagresume.overview import overview  # loaded by those who look, not by those who run
 
         return overview(await self._load(run_id), self._clock.now(), drawn=timeline)
 

@@ -13,6 +13,7 @@ __all__ = [
     "DECISIONS",
     "EXPLAINED",
     "HEADLINES",
+    "KINDS",
     "NODE_REASONS",
     "RUN_REASONS",
     "all_completed",
@@ -236,6 +237,16 @@ def run_reason(reason: str | None) -> str:
 def _bare(word: str) -> str:
     return word.replace("_", " ")
 
+
+KINDS: Final[Mapping[str, str]] = {
+    "map": "map",
+    "loop": "loop",
+    "sub_workflow": "sub-workflow",
+    "approval": "approval",
+    "sleep": "sleep",
+    "event": "waits for a signal",
+}
+"""What a node is that is more, or less, than a function that runs once."""
 
 # -- how a run is, in one sentence ----------------------------------------------------------------------
 

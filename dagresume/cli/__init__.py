@@ -31,6 +31,10 @@ COMMANDS: Final = {
         "running",
         "Begin a new run with what another has completed; --from and other inputs say what runs again.",
     ),
+    "graph": (
+        "drawing",
+        "Draw a workflow, or a run with its statuses: for the terminal, as SVG, Mermaid or DOT.",
+    ),
     "plan": (
         "plans",
         "Show what a resume would do with each path, why, and what it saves; nothing is executed.",

@@ -32,6 +32,7 @@ CALLS = {
     "retry": f"retry {RUN} {APP}",
     "fork": f"fork {RUN} {APP}",
     "rollback": f"rollback {RUN} {APP}",
+    "graph": f"graph {RUN}",
     "plan": f"plan {RUN} {APP}",
     "explain": f"explain {RUN} report",
     "list": "list",

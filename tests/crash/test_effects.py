@@ -68,14 +68,14 @@ def test_a_statement_is_there_with_its_checkpoint_and_only_then(
     assert {0, 1, 2, 3} <= partly
 
 
-@pytest.mark.parametrize("every", [EVERY[0], 12])
+@pytest.mark.parametrize("every", [EVERY[0], 29])
 @pytest.mark.parametrize("flow", ["safe_bank", "unsafe_bank"])
 def test_a_ledger_is_whole_however_often_its_process_died(tmp_path: Path, flow: str, every: int) -> None:
     target = f"tests.crash.flows:{flow}"
     shown(sweep(target, START, tmp_path, every=every, check=booked_twice_or_never))
 
 
-@pytest.mark.parametrize("every", [EVERY[0], 12])
+@pytest.mark.parametrize("every", [EVERY[0], 29])
 @pytest.mark.parametrize("flow", ["safe_keeper", "unsafe_keeper"])
 def test_a_run_whose_bodies_keep_things_goes_on_from_everywhere(
     tmp_path: Path, flow: str, every: int

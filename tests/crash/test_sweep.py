@@ -29,18 +29,18 @@ def shown(found: Sweep) -> Sweep:
 
 
 def test_idempotent_nodes_just_go_on(tmp_path: Path) -> None:
-    found = shown(sweep("tests.crash.flows:idempotent", INPUTS, tmp_path, every=6))
+    found = shown(sweep("tests.crash.flows:idempotent", INPUTS, tmp_path, every=13))
     assert found.refused == 0
     assert found.undisturbed.begun["b"] == 2
 
 
 def test_uncertain_nodes_stop_a_resume_and_a_person_goes_on(tmp_path: Path) -> None:
-    found = shown(sweep("tests.crash.flows:careful", INPUTS, tmp_path, every=6))
+    found = shown(sweep("tests.crash.flows:careful", INPUTS, tmp_path, every=13))
     assert 0 < found.refused < len(found.cases)
 
 
 def test_nodes_that_reconcile_need_nobody(tmp_path: Path) -> None:
-    found = shown(sweep("tests.crash.flows:asking", INPUTS, tmp_path, every=6, check=one_effect_each))
+    found = shown(sweep("tests.crash.flows:asking", INPUTS, tmp_path, every=13, check=one_effect_each))
     assert found.refused == 0
 
 

@@ -47,24 +47,24 @@ def undone(folder: Path) -> Iterator[str]:
 
 
 def test_a_run_that_fails_at_its_end_undoes_all_of_it(tmp_path: Path) -> None:
-    found = sweep("tests.crash.flows:ways_undone", INPUTS, tmp_path, every=17, check=undone)
+    found = sweep("tests.crash.flows:ways_undone", INPUTS, tmp_path, every=41, check=undone)
     print(f"\n{found}")
     found.check()
     assert found.refused == 0
 
 
 def test_idempotent_paths_just_go_on(tmp_path: Path) -> None:
-    found = shown(sweep("tests.crash.flows:ways_idempotent", INPUTS, tmp_path, every=17))
+    found = shown(sweep("tests.crash.flows:ways_idempotent", INPUTS, tmp_path, every=41))
     assert found.refused == 0
 
 
 def test_uncertain_paths_inside_stop_a_resume(tmp_path: Path) -> None:
-    found = shown(sweep("tests.crash.flows:ways_careful", INPUTS, tmp_path, every=17))
+    found = shown(sweep("tests.crash.flows:ways_careful", INPUTS, tmp_path, every=41))
     assert 0 < found.refused < len(found.cases)
 
 
 def test_paths_inside_that_reconcile_need_nobody(tmp_path: Path) -> None:
-    found = shown(sweep("tests.crash.flows:ways_asking", INPUTS, tmp_path, every=17, check=one_effect_each))
+    found = shown(sweep("tests.crash.flows:ways_asking", INPUTS, tmp_path, every=41, check=one_effect_each))
     assert found.refused == 0
 
 
