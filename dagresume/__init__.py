@@ -20,6 +20,7 @@ _HOMES: Final = {
         "AlreadyRunning",
         "AttemptsExhausted",
         "BackupRefused",
+        "ImportRefused",
         "BindingError",
         "BudgetExceeded",
         "CheckpointLost",

@@ -24,6 +24,7 @@
     │   ├── StoreReadOnly
     │   ├── StoreFull
     │   ├── BackupRefused           there can be no copy at this place
+    │   ├── ImportRefused           these lines are no export, or cannot go in here
     │   ├── SchemaTooNew
     │   ├── CheckpointLost              a stored value is gone or altered
     │   └── NotLoadable                 a stored value's type is not known here
@@ -310,6 +311,16 @@ class StoreFull(StoreError):
 
 class BackupRefused(StoreError):
     """There can be no copy at this place, or of this file; nothing was changed."""
+
+
+class ImportRefused(StoreError):
+    """These lines cannot be imported; `.line` is the number of the one that is wrong. Of its run nothing was
+    written.
+    """
+
+    def __init__(self, message: str, line: int) -> None:
+        self.line = line
+        super().__init__(message)
 
 
 class SchemaTooNew(StoreError):

@@ -84,6 +84,11 @@ COMMANDS: Final = {
     ),
     "doctor": ("health", "Look at a database in any state: what is wrong, where, and what mends it."),
     "backup": ("health", "Copy a database with its files while it is in use."),
+    "export": (
+        "transferring",
+        "Write runs as JSON Lines: all events with all outputs, to look at, keep or import elsewhere.",
+    ),
+    "import": ("transferring", "Put exported runs into a database, which is made if it is not there."),
     "bench": (
         "bench",
         "Measure what durability costs on your disk: a commit, a chain, a fan-out, how long results wait.",

@@ -19,6 +19,7 @@ from dagresume.errors import (
     DagresumeError,
     DecisionError,
     DefinitionError,
+    ImportRefused,
     InputError,
     InputsChanged,
     NodeTimeout,
@@ -158,6 +159,7 @@ _CODES: Final = (
     ((OwnershipError, RecoveryRefused, DecisionError), REFUSED),
     ((DefinitionError, InputError, RunNotFound, StoreCorrupt, StoreReadOnly, SchemaTooNew), USAGE),
     (BackupRefused, USAGE),
+    (ImportRefused, REFUSED),
     (RunInterrupted, INTERRUPTED),
 )
 

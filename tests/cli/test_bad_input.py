@@ -51,8 +51,9 @@ CALLS = {
     "stats": "stats",
     "doctor": "doctor",
     "backup": "backup copy.db",
+    "export": f"export {RUN}",
 }
-WITHOUT_DATABASE = {"demo", "bench"}
+WITHOUT_DATABASE = {"demo", "bench", "import"}  # which makes one, see test_transfer
 OF_A_RUN = [name for name, call in CALLS.items() if RUN in call]
 OF_CODE = [name for name, call in CALLS.items() if "flow.py" in call]
 
