@@ -93,6 +93,7 @@ COMMANDS: Final = {
         "bench",
         "Measure what durability costs on your disk: a commit, a chain, a fan-out, how long results wait.",
     ),
+    "docs": ("pages", "Read the documentation."),
     "demo": ("demo", "See it survive: screen 200 résumés, kill the process, look at the plan, go on."),
 }
 """Command → its module and the first sentence of its help, which is shown without importing the module."""

@@ -53,7 +53,7 @@ CALLS = {
     "backup": "backup copy.db",
     "export": f"export {RUN}",
 }
-WITHOUT_DATABASE = {"demo", "bench", "import"}  # which makes one, see test_transfer
+WITHOUT_DATABASE = {"demo", "bench", "docs", "import"}  # which makes one, see test_transfer
 OF_A_RUN = [name for name, call in CALLS.items() if RUN in call]
 OF_CODE = [name for name, call in CALLS.items() if "flow.py" in call]
 
