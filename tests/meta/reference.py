@@ -1,7 +1,7 @@
 """Writes the pages that follow from the code: `python -m tests.meta.reference`.
 
-cli.md from the commands, errors.md from the errors, api.md from the docstrings of the public names, the lists of
-reasons in events.md from the words. A test says whether they are current.
+cli.md from the commands, errors.md from the errors, api.md from the docstrings of the public names, the lists
+of reasons in events.md from the words. A test says whether they are current.
 """
 
 from __future__ import annotations
@@ -21,6 +21,20 @@ from dagresume import errors, words
 from dagresume.cli import COMMANDS, app
 from dagresume.cli.command import exit_code
 
+ABOUT_COMMANDS = """\
+`dagresume COMMAND --help` says the same. `--db` (or `DAGRESUME_DB`) names the database, `--json` makes the output
+data: one document, or a line each where something is followed.
+
+Exit codes: 0 completed, 1 failed or cancelled, 2 usage, 3 waiting, 4 refused, 130 interrupted. Colour only on
+terminals, and not where `NO_COLOR` is set. `dagresume --install-completion` completes commands and options in
+your shell."""
+ABOUT_ERRORS = """\
+All of them are importable from `dagresume`. Each is a `DagresumeError`, carries its facts as attributes, and its
+message says what is wrong, where, and which call or command mends it. The command line prints that line on the
+standard error and ends with the code of the last column."""
+ABOUT_NAMES = """\
+Everything here is importable from `dagresume`. Errors have a page of their own ([errors.md](errors.md)), options
+stand in [settings.md](settings.md)."""
 DOCS = Path(dagresume.__file__).parent / "docs"
 
 
@@ -33,12 +47,7 @@ def cli() -> str:
     lines = [
         "# The command line",
         "",
-        "`dagresume COMMAND --help` says the same. `--db` (or `DAGRESUME_DB`) names the database, `--json` makes the"
-        " output data: one document, or a line each where something is followed.",
-        "",
-        "Exit codes: 0 completed, 1 failed or cancelled, 2 usage, 3 waiting, 4 refused, 130 interrupted. Colour only"
-        " on terminals, and not where `NO_COLOR` is set. `dagresume --install-completion` completes commands and"
-        " options in your shell.",
+        ABOUT_COMMANDS,
         "",
     ]
     for name in COMMANDS:
@@ -93,9 +102,7 @@ def errors_page() -> str:
     lines = [
         "# Errors",
         "",
-        "All of them are importable from `dagresume`. Each is a `DagresumeError`, carries its facts as attributes, and"
-        " its message says what is wrong, where, and which call or command mends it. The command line prints that"
-        " line on the standard error and ends with the code of the last column.",
+        ABOUT_ERRORS,
         "",
         "| error | is a | what it means | exit code |",
         "|---|---|---|---|",
@@ -126,8 +133,7 @@ def api() -> str:
     lines = [
         "# API",
         "",
-        "Everything here is importable from `dagresume`. Errors have a page of their own ([errors.md](errors.md)),"
-        " options stand in [settings.md](settings.md).",
+        ABOUT_NAMES,
         "",
     ]
     for name in dagresume.__all__:
