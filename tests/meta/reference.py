@@ -22,19 +22,19 @@ from dagresume.cli import COMMANDS, app
 from dagresume.cli.command import exit_code
 
 ABOUT_COMMANDS = """\
-`dagresume COMMAND --help` says the same. `--db` (or `DAGRESUME_DB`) names the database, `--json` makes the output
-data: one document, or a line each where something is followed.
+`dagresume COMMAND --help` says the same. `--db` (or `DAGRESUME_DB`) names the database, `--json` makes
+the output data: one document, or a line each where something is followed.
 
-Exit codes: 0 completed, 1 failed or cancelled, 2 usage, 3 waiting, 4 refused, 130 interrupted. Colour only on
-terminals, and not where `NO_COLOR` is set. `dagresume --install-completion` completes commands and options in
-your shell."""
+Exit codes: 0 completed, 1 failed or cancelled, 2 usage, 3 waiting, 4 refused, 130 interrupted. Colour
+only on terminals, and not where `NO_COLOR` is set. `dagresume --install-completion` completes commands
+and options in your shell."""
 ABOUT_ERRORS = """\
-All of them are importable from `dagresume`. Each is a `DagresumeError`, carries its facts as attributes, and its
-message says what is wrong, where, and which call or command mends it. The command line prints that line on the
-standard error and ends with the code of the last column."""
+All of them are importable from `dagresume`. Each is a `DagresumeError`, carries its facts as
+attributes, and its message says what is wrong, where, and which call or command mends it. The command
+line prints that line on the standard error and ends with the code of the last column."""
 ABOUT_NAMES = """\
-Everything here is importable from `dagresume`. Errors have a page of their own ([errors.md](errors.md)), options
-stand in [settings.md](settings.md)."""
+Everything here is importable from `dagresume`. Errors have a page of their own
+([errors.md](errors.md)), options stand in [settings.md](settings.md)."""
 DOCS = Path(dagresume.__file__).parent / "docs"
 
 
