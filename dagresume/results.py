@@ -15,6 +15,7 @@ from dagresume.events import NodeStatus, Record, RunStatus, segments
 from dagresume.latency import quantile
 from dagresume.masks import NO_SECRETS, Mask
 from dagresume.policy import NodeFailure
+from dagresume.workflow import Mapped
 
 __all__ = ["CheckpointLatency", "Outputs", "RunResult", "Stats", "Stored"]
 
@@ -272,6 +273,10 @@ class RunResult:
     ids: Mapping[int, str] = field(default_factory=dict, repr=False)
     mask: Mask = field(default=NO_SECRETS, repr=False)
 
+    @overload
+    def __getitem__(self, node: Mapped[P, Awaitable[R]]) -> list[R]: ...
+    @overload
+    def __getitem__(self, node: Mapped[P, R]) -> list[R]: ...
     @overload
     def __getitem__(self, node: Callable[P, Awaitable[R]]) -> R: ...
     @overload

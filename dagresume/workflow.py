@@ -7,7 +7,19 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 import networkx as nx
 
@@ -27,6 +39,9 @@ __all__ = ["Binding", "Graph", "Node", "Source", "Workflow", "is_async", "neares
 
 F = TypeVar("F", bound=Callable[..., Any])
 B = TypeVar("B", bound="Callable[..., Any] | Workflow")
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
+S = TypeVar("S")
 Executor = Literal["loop", "thread", "process", "dask", "ray"]
 
 Ref = str | Callable[..., Any] | Value
@@ -135,13 +150,30 @@ class Node:
         return self.what.workflow if isinstance(self.what, Inner | Loop) else None
 
 
-class NodeOptions(TypedDict, total=False):
-    """The options of `@wf.node`; `Workflow.node` says how its parameters are fed."""
+class Mapped(Protocol[P, R]):
+    """A function that a map calls for each item: the function itself, which a type checker knows to give a
+    list of what it returns (`result[fn]`).
+    """
+
+    __name__: str
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    if TYPE_CHECKING:
+
+        def _is_called_for_each_item(self) -> None: ...
+
+
+class _ToMap(Protocol):
+    def __call__(self, fn: Callable[P, S], /) -> Mapped[P, S]: ...
+
+
+class OneNodeOptions(TypedDict, total=False):
+    """The options of `@wf.node` but `for_each`."""
 
     id: str | None
     depends_on: Iterable[Ref] | Ref
     args: Mapping[str, Ref] | None
-    for_each: Mapping[str, Ref] | None
     concurrency: int | None
     tolerate: float | None
     idempotent: bool | None
@@ -155,6 +187,12 @@ class NodeOptions(TypedDict, total=False):
     reconcile: Callable[..., Any] | None
     version: str
     executor: Executor | None
+
+
+class NodeOptions(OneNodeOptions, total=False):
+    """The options of `@wf.node`; `Workflow.node` says how its parameters are fed."""
+
+    for_each: Mapping[str, Ref] | None
 
 
 class InnerOptions(TypedDict, total=False):
@@ -239,9 +277,12 @@ class Workflow:
     def node(self, fn: F, /) -> F: ...
 
     @overload
-    def node(self, /, **options: Unpack[NodeOptions]) -> Callable[[F], F]: ...
+    def node(self, /, *, for_each: Mapping[str, Ref], **options: Unpack[OneNodeOptions]) -> _ToMap: ...
 
-    def node(self, fn: F | None = None, /, **options: Unpack[NodeOptions]) -> F | Callable[[F], F]:
+    @overload
+    def node(self, /, *, for_each: None = None, **options: Unpack[OneNodeOptions]) -> Callable[[F], F]: ...
+
+    def node(self, fn: F | None = None, /, **options: Unpack[NodeOptions]) -> Any:
         """Add a function as a node; the function itself comes back, so it can be called in unit tests.
 
         Each parameter is fed in this order: annotated `Context` → the context; named in `args` → that parent,

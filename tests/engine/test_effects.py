@@ -712,7 +712,7 @@ async def test_statements_have_no_part_where_there_is_no_checkpoint_in_a_file(sq
     def flow(**options: Any) -> Workflow:
         wf = Workflow("w", idempotent=True)
 
-        @wf.node(**options)
+        @wf.node(**options)  # type: ignore[untyped-decorator]  # whatever they are
         async def node(ctx: Context) -> None:
             ctx.commit_with("SELECT 1")
 

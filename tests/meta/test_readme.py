@@ -40,7 +40,7 @@ def test_the_first_workflow_runs_and_then_reuses(folder: Path) -> None:
 def test_the_commands_work_in_their_order(folder: Path) -> None:
     lines = [line.partition("#")[0].split() for block in blocks("console") for line in block.splitlines()]
     commands = [line[1:] for line in lines if line[:1] == ["dagresume"]]
-    words = "run list show plan resume retry fork explain doctor doctor backup"
+    words = "run list show watch graph plan resume retry fork explain logs docs doctor doctor backup"
     assert [command[0] for command in commands] == words.split()
     for command in commands:
         done = python(folder, "-m", "dagresume", *command)
