@@ -19,7 +19,11 @@ import dagresume
 
 DOCS = Path(dagresume.__file__).parent / "docs"
 ROOT = Path(__file__).parents[2]
-ELSEWHERE = {"testing.md": "tests/meta/test_docs.py", "README.md": "tests/meta/test_readme.py"}
+ELSEWHERE = {
+    "testing.md": "tests/meta/test_docs.py",
+    "README.md": "tests/meta/test_readme.py",
+    "langgraph.md": "tests/extras/test_langgraph.py",
+}
 """Pages whose programs another test runs."""
 
 
