@@ -13,12 +13,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-__all__ = ["added", "percentile", "quantile", "summary"]
+__all__ = ["added", "coarse", "percentile", "quantile", "summary"]
 
 _SAMPLE: Final = 4096
 """Waits that are looked at; more of them are represented by as many, so that the loop is never held up."""
 _STEPS: Final = [0, *dict.fromkeys(round(10 ** (k / 24)) for k in range(9 * 24 + 1))]
 """Microseconds up to a quarter of an hour and some; what lies between two is counted with the larger one."""
+
+
+_COARSE: Final = [step * 10**power for power in range(10) for step in (1, 2, 5)]
 
 
 def summary(waits: array[float]) -> dict[str, Any]:
@@ -53,6 +56,18 @@ def percentile(waits: Mapping[int, int], share: float) -> int:
         if seen >= needed:
             return wait
     return 0
+
+
+def coarse(waits: Mapping[int, int]) -> tuple[tuple[float, int], ...]:
+    """Give a histogram in steps of 1, 2 and 5: (upper end of a step in seconds, how many waits lie in it),
+    the empty ones between the first and the last too.
+    """
+    found: Counter[int] = Counter()
+    for wait, count in waits.items():
+        found[min(bisect_left(_COARSE, wait), len(_COARSE) - 1)] += count
+    if not found:
+        return ()
+    return tuple((_COARSE[n] / 1e6, found[n]) for n in range(min(found), max(found) + 1))
 
 
 def quantile(values: Iterable[float], share: float) -> float:

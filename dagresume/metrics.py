@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from dagresume import words
@@ -26,7 +26,7 @@ from dagresume.events import (
     RunStatus,
     status_set_by,
 )
-from dagresume.latency import added, percentile
+from dagresume.latency import added, coarse, percentile
 from dagresume.results import CheckpointLatency
 from dagresume.store import Store
 from dagresume.views import run_info
@@ -64,7 +64,8 @@ class Metrics:
     not); it `succeeded` if that drive ended completed or waiting (or rolled back, if it went on with that),
     and failed if it stopped again. One that still runs, or that a person cancelled, is neither.
     `recovery_rate`: the share that succeeded, None if none has ended. `checkpoint_latency`: seconds that
-    results waited to be durable, in steps of a tenth; `alarms`: what is beyond its threshold.
+    results waited to be durable, in steps of a tenth; `alarms`: what is beyond its threshold. `waits`: the
+    histogram of those waits, (upper end of a step in seconds, how many lie in it).
     """
 
     runs: Mapping[str, int]
@@ -74,6 +75,7 @@ class Metrics:
     recoveries_per_run: float
     checkpoint_latency: CheckpointLatency
     alarms: tuple[Alarm, ...] = ()
+    waits: tuple[tuple[float, int], ...] = field(default=(), repr=False)
 
     @property
     def recovery_rate(self) -> float | None:
@@ -101,6 +103,7 @@ async def measured(store: Store) -> Metrics:
         outcomes[False],
         count / max(1, sum(runs.values())),
         _latency(summaries := _summaries(history)),
+        waits=coarse(added(each for _, each in summaries)),
     )
     return _with_alarms(metrics, recoveries, summaries)
 

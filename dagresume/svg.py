@@ -14,7 +14,7 @@ from xml.sax.saxutils import escape, quoteattr
 from dagresume.drawing import Drawing, Figure
 from dagresume.layout import Box, laid_out
 
-__all__ = ["COLOURS", "attributes", "document", "graph_svg", "text_width"]
+__all__ = ["COLOURS", "attributes", "document", "graph_svg", "histogram_svg", "text_width"]
 
 COLOURS: Final[Mapping[str, tuple[str, str]]] = {
     "ink": ("#1a1b1e", "#ececea"),
@@ -86,6 +86,35 @@ _BASE: Final = """
 svg{font:13px ui-sans-serif,system-ui,sans-serif;font-variant-numeric:tabular-nums}
 .page{fill:@page}text{fill:@ink}.small{font-size:11.5px;fill:@ink2}.title{font-weight:600}
 """
+_HISTOGRAM: Final = ".bar{fill:@running}.axis{stroke:@edge}"
+
+
+def histogram_svg(title: str, groups: Sequence[tuple[str, Sequence[tuple[str, int]]]]) -> str:
+    """Give histograms one below the other; each a name and rows of (what a step is called, how many)."""
+    label, longest, row, gap = 74.0, 420.0, 20.0, 34.0
+    body = [f'<text class="title"{attributes(x=_MARGIN, y=24)}>{words(title)}</text>']
+    y = _TITLE + 6
+    for name, steps in groups:
+        body.append(f"<text{attributes(x=_MARGIN, y=_px(y + 12))}>{words(name)}</text>")
+        y += 20
+        most = max((count for _, count in steps), default=1) or 1
+        for told, count in steps:
+            wide = count / most * longest
+            at = attributes(
+                x=_px(label), y=_px(y + 3), width=_px(max(wide, 1.5) if count else 0), height=14, rx=2
+            )
+            body.append(f'<text class="small"{attributes(x=_MARGIN, y=_px(y + 14))}>{words(told)}</text>')
+            body.append(f'<rect class="bar"{at}/>')
+            beside = attributes(x=_px(label + wide + 6), y=_px(y + 14))
+            body.append(f'<text class="small"{beside}>{count:,}</text>')
+            y += row
+        y += gap - row
+    spoken = "; ".join(
+        f"{name}: {', '.join(f'{told} {count:,}' for told, count in steps)}" for name, steps in groups
+    )
+    return document(label + longest + 90, y + _MARGIN, title, spoken, body, _HISTOGRAM)
+
+
 _GRAPH: Final = """
 .box{fill:@page;stroke:@ink3}.edge{fill:none;stroke:@edge;stroke-width:1.5}.tip{fill:@edge}
 .icon{fill:currentColor}.ring{fill:@page;stroke:currentColor;stroke-width:1.5}.mark{fill:@page}

@@ -22,6 +22,7 @@ from dagresume.cli.command import (
     commands,
 )
 from dagresume.cli.engines import file_of, mode_of, work
+from dagresume.cli.histogram import Svg, brief, draw, save
 from dagresume.cli.screen import clean, print_json, rows, say, warn
 
 __all__ = ["group"]
@@ -29,7 +30,6 @@ __all__ = ["group"]
 group = commands()
 _FULL: Final = {"seconds": 50.0, "nodes": 1000, "width": 10_000}
 _QUICK: Final = {"seconds": 3.0, "nodes": 200, "width": 2000}
-_BAR: Final = 44  # columns of the longest bar
 
 
 @group.command("bench", cls=Command)
@@ -48,6 +48,7 @@ def bench(
     ] = False,
     concurrency: Concurrency = 64,
     synchronous: Synchronous = "full",
+    svg: Svg = None,
     db: Db = DEFAULT_DB,
     as_json: Json = False,
     debug: Debug = False,
@@ -73,6 +74,9 @@ def bench(
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
     }
+    if svg is not None:
+        steps = {name: waits.steps for name, waits in found.waits.items()}
+        save("How long results waited to be durable", steps, svg)
     if as_json:
         print_json(about | _as_data(found))
     else:
@@ -106,38 +110,21 @@ def _tell(found: Bench, about: dict[str, Any]) -> None:
     say()
     rows(
         ("a result waits", "p50", "p95", "p99", "p99.9", "longest"),
-        ((name, *map(_time, _percentiles(waits))) for name, waits in found.waits.items()),
+        ((name, *map(brief, _percentiles(waits))) for name, waits in found.waits.items()),
     )
     for name in (name for name in found.waits if name.startswith("chain")):
-        _draw(name, found.waits[name])
+        waits = found.waits[name]
+        draw(f"{name}: how long {waits.count:,} results waited", waits.steps)
 
 
 def _row(each: Measure) -> tuple[str, ...]:
     spread = each.seconds
-    times = (_time(spread.median), _time(spread.low), _time(spread.high))
+    times = (brief(spread.median), brief(spread.low), brief(spread.high))
     return (each.name, *times, f"{each.commits.median:.2f}" if each.commits else "")
 
 
 def _percentiles(waits: Waits) -> tuple[float, ...]:
     return waits.p50, waits.p95, waits.p99, waits.p999, waits.max
-
-
-def _draw(name: str, waits: Waits) -> None:
-    """Draw the histogram: a step whose bar is too short to be seen has a dot."""
-    say()
-    say((f"{name}: how long {waits.count:,} results waited", "bold"))
-    most = max(count for _, count in waits.steps)
-    for end, count in waits.steps:
-        bar = "█" * round(count / most * _BAR) or ("·" if count else "")
-        say(f"  ≤ {_time(end):>7} ", (f"{bar:<{_BAR}}", "cyan"), f" {count:>9,}")
-
-
-def _time(seconds: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            value = seconds / size
-            return f"{value:.0f} {unit}" if value >= 99.5 else f"{value:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} µs"
 
 
 # -- programs -------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from dagresume import words
 from dagresume.blobs import measure
 from dagresume.cli.command import DEFAULT_DB, FAILED, Command, Db, Debug, Here, Json, Problem, commands
 from dagresume.cli.engines import file_of, opened, work
+from dagresume.cli.histogram import Svg, draw, save
 from dagresume.cli.screen import STYLES, clean, line, print_json, say, warn
 from dagresume.clock import SystemClock
 from dagresume.errors import InputError
@@ -143,6 +144,7 @@ def stats(
     keep: Annotated[
         str, typer.Option("--keep", metavar="TIME", help="With --estimate: how long runs are kept.")
     ] = "7d",
+    svg: Svg = None,
     db: Db = DEFAULT_DB,
     as_json: Json = False,
     debug: Debug = False,
@@ -159,11 +161,15 @@ def stats(
 
     metrics = work(ask)
     disk = _disk(file_of(db))
+    if svg is not None:
+        save("How long results waited to be durable", {"all runs": metrics.waits}, svg)
     if as_json:
         told = asdict(metrics) | {"recovery_rate": metrics.recovery_rate, "disk": disk}
         print_json(told | {"alarms": [asdict(alarm) for alarm in metrics.alarms]})
         return
     _print_metrics(metrics, disk)
+    if metrics.waits:
+        draw(f"how long {metrics.checkpoint_latency.count:,} results waited", metrics.waits)
     here = Here(db)
     for alarm in metrics.alarms:
         say(("alarm: ", STYLES["failed"]), line(here.completed(str(alarm)), 1000))

@@ -2,6 +2,7 @@
 
 import re
 import sqlite3
+import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
 
@@ -144,7 +145,7 @@ def test_times_are_read(text: str, seconds: float) -> None:
 def test_stats_say_how_runs_and_recoveries_do(runs: list[str], cli: Cli) -> None:
     done = cli("stats")
     assert (done.code, done.err) == (0, "")
-    lines = dict(line.split("  ", 1) for line in done.out.splitlines())
+    lines = dict(line.split("  ", 1) for line in done.out.partition("\n\n")[0].splitlines())
     told = {name: text.strip() for name, text in lines.items()}
     assert told["runs"] == "3 (2 completed, 1 failed)"
     assert told["recoveries"] == "0"
@@ -198,3 +199,18 @@ def test_what_cannot_be_counted_is_told_in_one_line(words: str, told: str, cli: 
 @pytest.mark.parametrize(("text", "count"), [("800", 800), ("5k", 5000), ("5 kB", 5000), ("1.5M", 1_500_000)])
 def test_sizes_are_read(text: str, count: int) -> None:
     assert size("--size", text) == count
+
+
+def test_stats_draws_how_long_results_waited(runs: list[str], cli: Cli) -> None:
+    told = cli("stats --svg waits.svg")
+    shown = re.findall(r"≤ +([\d.]+ \S+) +[█·]* +(\d+)", told.out)
+    waits = cli("stats --json").json["waits"]
+    assert [int(count) for _, count in shown] == [count for _, count in waits]
+    assert sum(count for _, count in waits) == cli("stats --json").json["checkpoint_latency"]["count"]
+    root = ET.fromstring(Path("waits.svg").read_text(encoding="utf-8"))
+    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {f"≤ {upto}" for upto, _ in shown} <= set(texts)
+
+
+def test_a_picture_that_cannot_be_written_is_said(runs: list[str], cli: Cli) -> None:
+    assert cli("stats --svg no/where.svg").error == "error: --svg no/where.svg: No such file or directory"
