@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dagresume.results import RunResult
     from dagresume.workflow import Workflow
 
-__all__ = ["file_of", "finished", "mode_of", "opened", "resolve", "work"]
+__all__ = ["file_of", "finished", "mode_of", "opened", "resolve", "sqlite_file", "work"]
 
 T = TypeVar("T")
 GRACE: Final = 3.0
@@ -92,6 +92,14 @@ def file_of(db: str) -> Path | None:
     if db == ":memory:":
         raise Problem(f"nothing outlives its process in :memory:. {_NAME_IT}")
     return Path((rest.removeprefix("/") or DEFAULT_DB) if url else db)
+
+
+def sqlite_file(db: str) -> Path:
+    """Give the file that --db means; a Problem if it is a server's database."""
+    path = file_of(db)
+    if path is None:
+        raise Problem(f"--db {line(db.partition('://')[0], 40)}://…: this command is for SQLite files only.")
+    return path
 
 
 def _must_exist(db: str) -> None:

@@ -10,9 +10,9 @@ from typing import Annotated, Final
 import typer
 
 from dagresume.backup import Backup, backup
-from dagresume.cli.command import DEFAULT_DB, FAILED, Command, Db, Debug, Here, Json, Problem, commands
-from dagresume.cli.engines import file_of
-from dagresume.cli.screen import clean, line, print_json, say
+from dagresume.cli.command import DEFAULT_DB, FAILED, Command, Db, Debug, Here, Json, commands
+from dagresume.cli.engines import sqlite_file
+from dagresume.cli.screen import clean, print_json, say
 from dagresume.doctor import Finding, Severity, examine, sound
 from dagresume.findings import in_bytes
 from dagresume.rebuild import LEFT_OUT, Change, rebuild
@@ -39,7 +39,7 @@ def doctor(
 
     Nothing is written, unless --rebuild says so. Exit code 1: something needs you.
     """
-    path = _file(db)
+    path = sqlite_file(db)
     changes = rebuild(path) if rebuild_rows else []
     findings = examine(path)
     here = Here(db)
@@ -71,20 +71,13 @@ def backup_(
     The copy is verified and durable before it has its name. What was running is interrupted in it: where the
     original is gone, resume goes on from there.
     """
-    made = backup(_file(db), dest, force=force)
+    made = backup(sqlite_file(db), dest, force=force)
     if as_json:
         print_json(asdict(made))
     else:
         _tell_backup(made)
     if made.findings:
         raise typer.Exit(FAILED)
-
-
-def _file(db: str) -> Path:
-    path = file_of(db)
-    if path is None:
-        raise Problem(f"--db {line(db.partition('://')[0], 40)}://…: this command is for SQLite files only.")
-    return path
 
 
 def _tell(path: Path, findings: Sequence[Finding], here: Here) -> None:

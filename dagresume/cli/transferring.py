@@ -10,8 +10,8 @@ from typing import Annotated, TextIO
 import typer
 
 from dagresume.cli.command import DEFAULT_DB, Command, Db, Debug, Here, Json, Problem, commands
-from dagresume.cli.engines import file_of, opened, resolve, work
-from dagresume.cli.screen import clean, line, print_json, say
+from dagresume.cli.engines import opened, resolve, sqlite_file, work
+from dagresume.cli.screen import clean, print_json, say
 from dagresume.transfer import Imported, export_runs, import_runs
 from dagresume.words import counted
 
@@ -45,7 +45,7 @@ def export(
     """
     if bool(runs) == every:
         raise Problem("name the runs to export, or give --all")
-    path = _file(db)
+    path = sqlite_file(db)
 
     async def ask() -> list[str]:
         async with opened(db, run=None if not runs else runs[0]) as engine:
@@ -96,7 +96,7 @@ def import_(
     Each run comes in whole or not at all. One that was under way is interrupted here, and resume goes on with
     it: do that only where the original is gone, or two would do the same work.
     """
-    path = _file(db)
+    path = sqlite_file(db)
     with _opened(file) as (name, lines):
 
         async def make() -> None:
@@ -128,13 +128,6 @@ def _opened(file: Path) -> Iterator[tuple[str, TextIO]]:
         raise Problem(f"{file}: this is no text in UTF-8 ({error.reason} at byte {error.start})") from error
     except OSError as error:
         raise Problem(f"{file}: {error.strerror or error}") from error
-
-
-def _file(db: str) -> Path:
-    path = file_of(db)
-    if path is None:
-        raise Problem(f"--db {line(db.partition('://')[0], 40)}://…: this command is for SQLite files only.")
-    return path
 
 
 def _as_data(found: Imported) -> dict[str, object]:
