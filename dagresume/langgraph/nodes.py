@@ -47,6 +47,6 @@ async def run_graph(
         await graph.ainvoke(None, told, durability="sync")
     state = await graph.aget_state(told)
     waiting = [each for task in state.tasks for each in task.interrupts]
-    if waiting:
-        raise GraphInterrupted(ctx.path, waiting)
+    if waiting or state.next:
+        raise GraphInterrupted(ctx.path, waiting or f"before {', '.join(state.next)}")
     return state.values

@@ -1,7 +1,8 @@
 """Checkpoints of LangGraph graphs in an SQLite file, the one of our runs or another.
 
 Each `put` is one durable transaction when it returns (write-ahead log, synchronous=FULL, unless `normal` was
-asked). Values are packed by LangGraph's own serializer in its strict form: nothing is ever unpickled.
+asked). Values are packed by LangGraph's own serializer in its strict form: nothing is unpickled, and no class
+is made that is not on its list of safe ones or among `types`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import os
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
@@ -44,12 +45,19 @@ _COLUMNS: Final = "thread, ns, id, parent, type, checkpoint, metadata_type, meta
 _OF_ONE: Final = "thread = ? AND ns = ? AND id = ?"
 
 
+def _strict(types: Iterable[type]) -> JsonPlusSerializer:
+    """Give the serializer that makes nothing but what is known to be harmless, and these."""
+    allowed = [(each.__module__, each.__name__) for each in types] or None
+    return JsonPlusSerializer(pickle_fallback=False, allowed_msgpack_modules=allowed)
+
+
 class DagresumeSaver(BaseCheckpointSaver):
     """A checkpointer for LangGraph: `graph.compile(checkpointer=DagresumeSaver("runs.db"))`.
 
     `path`: the file of an engine, or another SQLite file, which is made if it is not there; `":memory:"` is
     kept nowhere. `synchronous`: "full" survives the loss of power, "normal" the death of the process. Usable
-    from any thread and loop; close it, or use it as a context manager.
+    from any thread and loop; close it, or use it as a context manager. `types`: classes of your own that
+    checkpoints hold; others come back as plain data. `serde`: a serializer of your own instead of all that.
     """
 
     def __init__(
@@ -57,9 +65,10 @@ class DagresumeSaver(BaseCheckpointSaver):
         path: str | os.PathLike[str],
         *,
         synchronous: Literal["full", "normal"] = "full",
+        types: Iterable[type] = (),
         serde: Any = None,
     ) -> None:
-        super().__init__(serde=serde or JsonPlusSerializer(pickle_fallback=False))
+        super().__init__(serde=serde or _strict(types))
         self._path, self._lock = os.fspath(path), threading.RLock()
         if self._path != ":memory:":
             schema.make_private(self._path)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -20,6 +21,7 @@ pytest.importorskip("langgraph.checkpoint.conformance")
 
 from langgraph.checkpoint.conformance import checkpointer_test, validate
 from langgraph.checkpoint.conformance.report import ProgressCallbacks
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from dagresume import Context, Engine, Workflow
 from dagresume.doctor import examine, sound
@@ -238,3 +240,57 @@ def test_how_long_a_put_takes(db: Path, capsys: pytest.CaptureFixture[str]) -> N
             took.append(time.perf_counter() - begun)
     with capsys.disabled():
         print(f"\nput: p50 {sorted(took)[100] * 1e6:.0f} µs, p95 {sorted(took)[190] * 1e6:.0f} µs")
+
+
+@dataclass
+class Mine:
+    """A class of the user's."""
+
+    value: int
+
+
+def put_one(saver: DagresumeSaver, value: Any) -> Any:
+    config = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+    values = {"channel_values": {"x": value}, "channel_versions": {}, "versions_seen": {}}
+    checkpoint = {"id": "1", "v": 1, "ts": "", **values}
+    saver.put(config, checkpoint, {}, {})
+    return saver.get_tuple(config).checkpoint["channel_values"]["x"]
+
+
+def test_no_class_is_made_that_was_not_allowed(db: Path, tmp_path: Path) -> None:
+    with DagresumeSaver(db) as saver:
+        assert not isinstance(put_one(saver, Mine(3)), Mine)
+    with DagresumeSaver(tmp_path / "allowed.db", types=[Mine]) as saver:
+        assert put_one(saver, Mine(3)) == Mine(3)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_no_function_is_called_that_a_stored_value_names(db: Path) -> None:
+    """As an attacker would write it: an extension of LangGraph's own format that names `eval`."""
+    ormsgpack = pytest.importorskip("ormsgpack")
+    called = ormsgpack.packb(("builtins", "eval", "6*7"))
+    told = ormsgpack.packb({"channel_values": {"x": ormsgpack.Ext(0, called)}, "id": "1"})
+    with DagresumeSaver(db) as saver:
+        put_one(saver, 1)
+        with closing(sqlite3.connect(db, isolation_level=None)) as conn:
+            conn.execute("UPDATE langgraph_checkpoints SET checkpoint = ?", [told])
+        found = saver.get_tuple({"configurable": {"thread_id": "t"}})
+        loose = JsonPlusSerializer(allowed_msgpack_modules=True).loads_typed(("msgpack", told))
+    assert loose["channel_values"]["x"] == 42, "else this test tests nothing"
+    assert found.checkpoint["channel_values"]["x"] != 42
+
+
+async def test_a_graph_that_stops_before_a_node_has_not_completed(db: Path, tmp_path: Path) -> None:
+    graph_text = GRAPH.replace("checkpointer=saver)", 'checkpointer=saver, interrupt_before=["b"])')
+    names = load(tmp_path, graph_text.replace('open("ran.log", "a")', "open(os.devnull, 'a')"))
+    wf = Workflow("w", idempotent=True)
+    with DagresumeSaver(db) as saver:
+        graph = names["build"](saver)
+
+        @wf.node
+        async def inner(ctx: Context) -> Any:
+            return await run_graph(graph, {"done": []}, ctx)
+
+        async with Engine(db) as engine:
+            result = await engine.run(wf, raise_on_failure=False)
+    assert "before b" in result.failures["inner"].message
