@@ -16,17 +16,13 @@ if TYPE_CHECKING:
 
 __all__ = ["DagresumeSaver", "GraphInterrupted", "run_graph"]
 
-_HOMES = {"DagresumeSaver": "saver", "GraphInterrupted": "nodes", "run_graph": "nodes"}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
     try:
-        module = import_module(f"{__name__}.{_HOMES[name]}")
+        from dagresume.langgraph import nodes, saver
     except ImportError as error:
         told = "LangGraph's checkpoint library is not installed: pip install 'dagresume[langgraph]'"
         raise ImportError(told, name=error.name) from error
-    return getattr(module, name)
+    return getattr(saver if name == "DagresumeSaver" else nodes, name)
